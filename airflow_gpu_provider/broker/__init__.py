@@ -1,0 +1,1 @@
+"""Pure decisions of the broker: no Airflow, no SQL, no HTTP, no clock, no randomness."""

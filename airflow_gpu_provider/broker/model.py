@@ -1,0 +1,206 @@
+"""The values that the broker decides about.
+
+Frozen, so that a decision can never change what it was decided on. Times are aware UTC datetimes and
+always passed in; sizes are MiB, shares of a device are milli-GPU (1000 = the whole device). Unknown is
+``None``, never 0. The next step, from these values to decisions, is `cycle.decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import NewType
+
+DeviceId = NewType("DeviceId", str)
+NodeName = NewType("NodeName", str)
+ClaimId = NewType("ClaimId", str)
+LeaseId = NewType("LeaseId", str)
+
+WHOLE_DEVICE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or MIG slice; its UUID is its name everywhere."""
+
+    id: DeviceId
+    node: NodeName
+    model: str
+    memory_mib: int
+    tflops: float
+    utilisation: float | None = None  #: 0..1
+    memory_used_mib: int | None = None
+    unavailable: str | None = None  #: why it is not offered (drained, suspect, foreign process), else None
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A named group of devices on one host. A host (a machine) may carry several nodes."""
+
+    name: NodeName
+    host: str
+    cpu_cores: float
+    memory_mib: int
+    devices: tuple[Device, ...]
+    load: float | None = None  #: CPU load, 0..1
+    unavailable: str | None = None  #: why none of its devices is offered (drained, stale), else None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All nodes, including those that are drained or stale."""
+
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """What a task asks for. A request for several devices is a gang: all of them or none.
+
+    ``models`` filters hard (empty = any model). ``min_tflops`` asks softly: a weaker device matches with
+    degree ``tflops / min_tflops`` and is a fallback, unless ``strict``. ``memory_mib`` is per device;
+    ``cpu_cores`` and ``host_memory_mib`` are for the whole gang. ``spares`` are devices of the same kind
+    that are added when idle at the moment of placement; they never delay the gang.
+    """
+
+    gpus: int = 1
+    models: frozenset[str] = frozenset()
+    memory_mib: int = 0
+    min_tflops: float = 0.0
+    strict: bool = False
+    milli: int = WHOLE_DEVICE
+    cpu_cores: float = 0.0
+    host_memory_mib: int = 0
+    host: str | None = None  #: only nodes of this host (local launcher)
+    spares: int = 0
+    max_runtime_s: float | None = None  #: the holder promises to end by then; lets it pass a blocked head
+
+
+class RunType(str, Enum):
+    """How the DAG run came to be."""
+
+    LIVE = "live"
+    """Scheduled, triggered by hand or by an asset."""
+    BACKFILL = "backfill"
+    """A catalogue refresh over past intervals; runs below live work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A stored request that waits for devices."""
+
+    id: ClaimId
+    request: GpuRequest
+    submitted_at: datetime
+    value: float = 0.0  #: business value, higher is sooner
+    run_type: RunType = RunType.LIVE
+    excluded: frozenset[DeviceId] = frozenset()  #: devices on which an earlier try failed
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Devices that a claim holds until ``expires_at``; only live leases are passed to the core."""
+
+    id: LeaseId
+    claim_id: ClaimId
+    devices: tuple[DeviceId, ...]  #: members first, then spares
+    request: GpuRequest
+    granted_at: datetime
+    expires_at: datetime
+
+    @property
+    def ends_by(self) -> datetime | None:
+        """When the holder promised to be done, if it promised."""
+        from datetime import timedelta
+
+        seconds = self.request.max_runtime_s
+        return None if seconds is None else self.granted_at + timedelta(seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A proposal: these devices for this claim."""
+
+    claim_id: ClaimId
+    devices: tuple[DeviceId, ...]
+    spares: tuple[DeviceId, ...] = ()
+    match_degree: float = 1.0  #: the weakest member's, 0..1
+
+
+class ReasonCode(str, Enum):
+    """Why a claim was rejected or waits. Sentences are built in `reasons`."""
+
+    # rejected: the whole fleet, empty, could not serve it
+    NO_DEVICES = "no_devices"
+    UNKNOWN_MODEL = "unknown_model"
+    EXCEEDS_FLEET = "exceeds_fleet"
+    EXCEEDS_MEMORY = "exceeds_memory"
+    EXCEEDS_TFLOPS = "exceeds_tflops"
+    EXCEEDS_HOST = "exceeds_host"
+    UNKNOWN_HOST = "unknown_host"
+    # pending: it fits the fleet, not now
+    DEVICES_LEASED = "devices_leased"
+    DEVICES_UNAVAILABLE = "devices_unavailable"
+    NODES_BUSY = "nodes_busy"
+    HOST_FULL = "host_full"
+    BEHIND_HEAD = "behind_head"
+    DEVICES_EXCLUDED = "devices_excluded"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code with its numbers in one sentence: asked, available, what to change."""
+
+    code: ReasonCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Where a pending claim stands."""
+
+    claim_id: ClaimId
+    position: int  #: 1 = next
+    reason: Reason
+    starts_in_s: float | None = None  #: expected, from what live leases promised; None = unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A claim that no emptying of this fleet could ever serve."""
+
+    claim_id: ClaimId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that one cycle decides on."""
+
+    fleet: Fleet
+    leases: tuple[Lease, ...]
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CyclePolicy:
+    """Settings of the cycle, see the configuration reference for their meaning."""
+
+    max_load: float = 0.5
+    ageing_per_min: float = 1.0
+    backfill_penalty: float = 1000.0
+    cost_band: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a cycle decided; the leader writes all of it in one transaction."""
+
+    placements: tuple[Placement, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    expired: tuple[LeaseId, ...] = ()

@@ -1,0 +1,1 @@
+"""The broker's edges: HTTP, identity, the leader's loop."""

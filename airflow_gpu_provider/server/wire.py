@@ -1,0 +1,278 @@
+"""What travels between the broker and those who talk to it.
+
+Pydantic models only, without FastAPI or SQLAlchemy: tasks, triggers and agents import this file. Unknown
+fields are refused on requests, so that a misspelt field is an error and not a silent default.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from airflow_gpu_provider.broker.model import GpuRequest, RunType
+
+API_PREFIX = "/gpu"
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClaimState(str, Enum):
+    """State of a claim; a terminal one never changes again."""
+
+    PENDING = "pending"
+    GRANTED = "granted"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    ENDED = "ended"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when the claim can no longer get or hold devices."""
+        return self in (ClaimState.REJECTED, ClaimState.CANCELLED, ClaimState.ENDED)
+
+
+class TaskKey(_Body):
+    """The task try that asks; together it is the idempotency key of a claim."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    try_number: int = Field(1, ge=1)
+
+
+class RequestBody(_Body):
+    """`GpuRequest` on the wire. Memory in MiB."""
+
+    gpus: int = Field(1, ge=1)
+    models: tuple[str, ...] = ()
+    memory_mib: int = Field(0, ge=0)
+    min_tflops: float = Field(0.0, ge=0)
+    strict: bool = False
+    cpu_cores: float = Field(0.0, ge=0)
+    host_memory_mib: int = Field(0, ge=0)
+    host: str | None = None
+    spares: int = Field(0, ge=0)
+    max_runtime_s: float | None = Field(None, gt=0)
+
+    def to_request(self) -> GpuRequest:
+        """Return the core's value."""
+        fields = self.model_dump()
+        return GpuRequest(**{**fields, "models": frozenset(self.models)})
+
+    @classmethod
+    def from_request(cls, request: GpuRequest) -> RequestBody:
+        """Return the wire form of the core's value."""
+        return cls(
+            gpus=request.gpus,
+            models=tuple(sorted(request.models)),
+            memory_mib=request.memory_mib,
+            min_tflops=request.min_tflops,
+            strict=request.strict,
+            cpu_cores=request.cpu_cores,
+            host_memory_mib=request.host_memory_mib,
+            host=request.host,
+            spares=request.spares,
+            max_runtime_s=request.max_runtime_s,
+        )
+
+
+class ClaimBody(_Body):
+    """Ask for devices. The same key returns the same claim."""
+
+    key: TaskKey
+    request: RequestBody
+    value: float = 0.0
+    run_type: RunType = RunType.LIVE
+    ti_id: str | None = None
+    owner: str | None = None
+
+
+class DeviceView(BaseModel):
+    """A leased device as its holder sees it."""
+
+    id: str
+    node: str
+    host: str
+    model: str
+    memory_mib: int
+    tflops: float
+    simulated: bool
+
+
+class LeaseView(BaseModel):
+    """A lease as its holder sees it; ``secret`` must be presented to renew or release."""
+
+    lease_id: str
+    claim_id: str
+    epoch: int
+    secret: str
+    devices: list[DeviceView]
+    spares: list[DeviceView] = []
+    match_degree: float
+    granted_at: datetime
+    expires_at: datetime
+    ttl_s: float
+
+
+class ClaimView(BaseModel):
+    """Where a claim stands."""
+
+    claim_id: str
+    key: TaskKey
+    state: ClaimState
+    reason_code: str | None = None
+    reason: str | None = None
+    position: int | None = None
+    starts_in_s: float | None = None
+    lease: LeaseView | None = None
+
+
+class WaitBody(_Body):
+    """Long-poll: answer when one of the claims is no longer pending, or is near its turn."""
+
+    claim_ids: tuple[str, ...] = Field(max_length=10_000)
+    timeout_s: float = Field(20.0, ge=0, le=60)
+    near_s: float | None = Field(None, ge=0)
+
+
+class RenewBody(_Body):
+    """Keep a lease."""
+
+    secret: str
+    epoch: int
+
+
+class ReleaseBody(_Body):
+    """Give a lease back. ``failed_device`` is excluded for the retry of the same task."""
+
+    secret: str
+    epoch: int
+    outcome: str = "done"
+    failed_devices: tuple[str, ...] = ()
+
+
+class DeviceReport(_Body):
+    """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
+
+    id: str
+    model: str
+    memory_mib: int
+    tflops: float
+    utilisation: float | None = None
+    memory_used_mib: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    ecc_uncorrected: int | None = None
+    foreign_pids: tuple[int, ...] = ()
+    suspect: str | None = None
+    simulated: bool = False
+
+
+class NodeReport(_Body):
+    """One node as its agent measured it."""
+
+    name: str
+    host: str
+    cpu_cores: float
+    memory_mib: int
+    load: float | None = None
+    labels: dict[str, str] = {}
+    devices: tuple[DeviceReport, ...] = ()
+    agent_version: str = ""
+
+
+class ReportBody(_Body):
+    """What an agent sends once a second: all nodes it speaks for."""
+
+    nodes: tuple[NodeReport, ...]
+
+
+class LeasedDevice(BaseModel):
+    """A device under a live lease, told to the agent so that it can tell its holders from outsiders."""
+
+    id: str
+    lease_id: str
+
+
+class ReportAnswer(BaseModel):
+    """The broker's answer to a report: which of the reported devices are under a live lease."""
+
+    leased: list[LeasedDevice] = []
+    report_interval_s: float = 1.0
+
+
+class DeviceRow(BaseModel):
+    """A device for people."""
+
+    id: str
+    model: str
+    memory_mib: int
+    tflops: float
+    state: str  #: free | leased | unavailable | stale
+    why: str | None = None
+    utilisation: float | None = None
+    memory_used_mib: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    simulated: bool = False
+    holder: str | None = None
+
+
+class NodeRow(BaseModel):
+    """A node for people."""
+
+    name: str
+    host: str
+    cpu_cores: float
+    memory_mib: int
+    load: float | None
+    state: str  #: ready | drained | stale
+    why: str | None = None
+    report_age_s: float
+    devices: list[DeviceRow]
+
+
+class QueueRow(BaseModel):
+    """A pending claim for people."""
+
+    claim_id: str
+    key: TaskKey
+    asked: str
+    value: float
+    run_type: RunType
+    submitted_at: datetime
+    waiting_s: float
+    position: int | None
+    reason_code: str | None
+    reason: str | None
+    starts_in_s: float | None
+
+
+class LeaseRow(BaseModel):
+    """A live lease for people; never carries the secret."""
+
+    lease_id: str
+    key: TaskKey
+    owner: str | None
+    devices: list[str]
+    nodes: list[str]
+    granted_at: datetime
+    expires_in_s: float
+    epoch: int
+
+
+class Status(BaseModel):
+    """What the connection's Test button shows."""
+
+    version: str
+    leader: str | None
+    nodes: int
+    devices: int
+    free: int
+    pending: int
+    leases: int
