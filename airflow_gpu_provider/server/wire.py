@@ -147,6 +147,12 @@ class RenewBody(_Body):
     epoch: int
 
 
+class RenewAnswer(BaseModel):
+    """Until when a renewed lease lives."""
+
+    expires_at: datetime
+
+
 class ReleaseBody(_Body):
     """Give a lease back. ``failed_device`` is excluded for the retry of the same task."""
 

@@ -1,0 +1,157 @@
+"""The settings of the provider; the only reader of Airflow's `[gpu]` section.
+
+Each option is one field with its default, range and the sentence that documents it, so that the reference
+in the docs and Airflow's own configuration listing are generated from here and cannot drift.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from airflow_gpu_provider.broker.model import CyclePolicy
+from airflow_gpu_provider.exceptions import InvalidRequest
+
+SECTION = "gpu"
+_SECRETS = ("token_secret", "sql_alchemy_conn")
+
+
+class Settings(BaseModel):
+    """Options of section `[gpu]`; lengths of time are seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    token_secret: str = Field(
+        "",
+        description="Key that signs broker tokens and lease secrets; the same on every API server. "
+        "Empty: derived from `[api_auth] jwt_secret`.",
+    )
+    sql_alchemy_conn: str = Field(
+        "",
+        description="Database of the broker as an SQLAlchemy URL (SQLite or PostgreSQL). Empty: Airflow's "
+        "metadata database.",
+    )
+    lease_ttl_s: float = Field(
+        30.0, ge=1, le=3600, description="A lease that is not renewed for this long ends."
+    )
+    renew_interval_s: float = Field(
+        10.0, ge=0.2, le=1200, description="How often a holder renews its lease; at most half the TTL."
+    )
+    collect_within_s: float = Field(
+        120.0, ge=1, le=3600, description="A granted lease that its task has not collected by then ends."
+    )
+    stale_after_s: float = Field(
+        10.0,
+        ge=2,
+        le=600,
+        description="Devices of a node that has not reported for this long are not offered.",
+    )
+    forget_nodes_after_s: float = Field(
+        86_400.0,
+        ge=60,
+        description="A node that has not reported for this long no longer belongs to the fleet.",
+    )
+    report_interval_s: float = Field(
+        1.0, ge=0.1, le=60, description="How often an agent reports its devices."
+    )
+    leader_ttl_s: float = Field(
+        2.0, ge=0.5, le=60, description="A replica takes over when the leader has been silent this long."
+    )
+    standby_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="A deferred task resumes this long before its expected start, so that a device does not "
+        "idle while Airflow brings the task back. 0: resume only when granted.",
+    )
+    max_load: float = Field(
+        0.5, gt=0, le=1, description="Nodes with a CPU load above this share are not offered."
+    )
+    ageing_per_min: float = Field(
+        1.0, ge=0, description="Points of value a waiting claim gains a minute, so that nobody starves."
+    )
+    backfill_penalty: float = Field(
+        1000.0,
+        ge=0,
+        description="Points of value a claim of a backfill run loses, so that live work goes first.",
+    )
+    cost_band: float = Field(
+        50.0,
+        ge=0,
+        description="Among placements whose cost is within this many milli-GPU of the best, the least loaded "
+        "node is taken.",
+    )
+
+    @classmethod
+    def load(cls) -> Settings:
+        """Read `[gpu]` of Airflow's configuration. Raise InvalidRequest that names the wrong option."""
+        from airflow.configuration import conf
+
+        given = {}
+        for name in cls.model_fields:
+            value = conf.get(SECTION, name, fallback=None)
+            if value not in (None, ""):
+                given[name] = value.strip() if isinstance(value, str) else value
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = ".".join(str(part) for part in first["loc"])
+            shown = "***" if option in _SECRETS else repr(first.get("input"))
+            raise InvalidRequest(
+                f"[gpu] {option} = {shown}: {first['msg']}. {cls.model_fields[option].description}",
+                reason="invalid_setting",
+            ) from None
+
+    def signing_key(self) -> str:
+        """Return the key for tokens and lease secrets; raise InvalidRequest when there is none."""
+        if self.token_secret:
+            return self.token_secret
+        from airflow.configuration import conf
+
+        jwt_secret = conf.get("api_auth", "jwt_secret", fallback="")
+        if not jwt_secret:
+            raise InvalidRequest(
+                "The broker has no key to sign tokens with: set [gpu] token_secret (or [api_auth] jwt_secret) "
+                "to one long random value on every API server.",
+                reason="no_signing_key",
+            )
+        # A key of its own, so that a leaked broker token key does not sign Airflow users in.
+        return hmac.new(
+            jwt_secret.encode(), b"airflow-gpu-provider broker tokens", hashlib.sha256
+        ).hexdigest()
+
+    def database_url(self) -> str:
+        """Return the SQLAlchemy URL of the broker's tables."""
+        if self.sql_alchemy_conn:
+            return self.sql_alchemy_conn
+        from airflow.configuration import conf
+
+        return str(conf.get("database", "sql_alchemy_conn"))
+
+    def cycle_policy(self) -> CyclePolicy:
+        """Return what the pure core needs of these settings."""
+        return CyclePolicy(
+            max_load=self.max_load,
+            ageing_per_min=self.ageing_per_min,
+            backfill_penalty=self.backfill_penalty,
+            cost_band=self.cost_band,
+        )
+
+
+def config_section() -> dict[str, object]:
+    """Return `[gpu]` as Airflow's provider info describes configuration."""
+    options = {
+        name: {
+            "description": field.description,
+            "version_added": "0.1.0",
+            "type": "float" if isinstance(field.default, float) else "string",
+            "example": None,
+            "default": str(field.default),
+            **({"sensitive": True} if name in _SECRETS else {}),
+        }
+        for name, field in Settings.model_fields.items()
+    }
+    return {SECTION: {"description": "Settings of the GPU broker.", "options": options}}

@@ -1,0 +1,288 @@
+"""The broker's client for tasks, triggers and the command line.
+
+Every call can be repeated, so a call that got no answer is tried again until `patience_s` is over; then it
+raises BrokerUnavailable, which Airflow may retry. A refusal is raised at once and says what to change.
+Only HTTP: neither tasks nor triggers may touch a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+from airflow.sdk import BaseHook
+from pydantic import BaseModel, TypeAdapter
+from tenacity import (
+    AsyncRetrying,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
+
+from airflow_gpu_provider.exceptions import (
+    BrokerUnavailable,
+    GpuProviderError,
+    IdentityRefused,
+    InvalidRequest,
+    LeaseLost,
+)
+from airflow_gpu_provider.server.wire import (
+    API_PREFIX,
+    ClaimBody,
+    ClaimView,
+    LeaseRow,
+    NodeRow,
+    QueueRow,
+    ReleaseBody,
+    RenewAnswer,
+    RenewBody,
+    Status,
+    WaitBody,
+)
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+T = TypeVar("T")
+
+DEFAULT_CONN_ID = "gpu_default"
+_LONG_POLL_S = 20.0
+
+
+class GpuBrokerHook(BaseHook):
+    """
+    Talk to the GPU broker.
+
+    The connection's host is the URL of the API server (or of `airflow gpu broker`), its password a broker
+    token from ``airflow gpu token --role task``.
+
+    :param gpu_conn_id: connection of type `gpu`
+    :param patience_s: how long a call is repeated while the broker does not answer, seconds
+    """
+
+    conn_name_attr = "gpu_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = "gpu"
+    hook_name = "GPU broker"
+
+    def __init__(self, gpu_conn_id: str = DEFAULT_CONN_ID, *, patience_s: float = 20.0) -> None:
+        super().__init__()
+        self.gpu_conn_id = gpu_conn_id
+        self.patience_s = patience_s
+        self._client: httpx.Client | None = None
+        self._async_client: httpx.AsyncClient | None = None
+
+    # -- claims and leases
+    def submit(self, body: ClaimBody, *, wait_s: float = 0.0) -> ClaimView:
+        """Ask for devices; the answer may take `wait_s` when that is enough to get them."""
+        return self._post(f"/v1/claims?wait_s={wait_s:g}", body, ClaimView)
+
+    def collect(self, claim_id: str) -> ClaimView:
+        """Return where a claim stands, with its lease when it is granted."""
+        return self._post(f"/v1/claims/{claim_id}/collect", None, ClaimView)
+
+    def wait(self, claim_id: str, *, timeout_s: float = _LONG_POLL_S) -> ClaimView | None:
+        """Return the claim as soon as it is no longer pending; None after `timeout_s`."""
+        body = WaitBody(claim_ids=(claim_id,), timeout_s=timeout_s)
+        views: list[ClaimView] = self._post("/v1/claims/wait", body, list[ClaimView])
+        return views[0] if views else None
+
+    def cancel(self, claim_id: str) -> None:
+        """Withdraw a claim and whatever it holds."""
+        self._post(f"/v1/claims/{claim_id}/cancel", None, dict[str, bool])
+
+    def renew(self, lease_id: str, body: RenewBody) -> RenewAnswer:
+        """Keep a lease. Raise LeaseLost when it is gone."""
+        return self._post(f"/v1/leases/{lease_id}/renew", body, RenewAnswer)
+
+    def release(self, lease_id: str, body: ReleaseBody) -> None:
+        """Give a lease back."""
+        self._post(f"/v1/leases/{lease_id}/release", body, dict[str, bool])
+
+    # -- looking
+    def status(self) -> Status:
+        """Return the broker's figures."""
+        return self._request("GET", "/v1/status", None, Status)
+
+    def nodes(self) -> list[NodeRow]:
+        """Return all nodes with their devices."""
+        return self._request("GET", "/v1/nodes", None, list[NodeRow])
+
+    def queue(self) -> list[QueueRow]:
+        """Return the pending claims, next first."""
+        return self._request("GET", "/v1/queue", None, list[QueueRow])
+
+    def leases(self) -> list[LeaseRow]:
+        """Return the live leases."""
+        return self._request("GET", "/v1/leases", None, list[LeaseRow])
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Answer the connection form's Test button."""
+        try:
+            status = self.status()
+        except GpuProviderError as error:
+            return False, error.message
+        leader = status.leader or "none"
+        return True, (
+            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free} free; "
+            f"{status.leases} leases, {status.pending} claims waiting; leader {leader}"
+        )
+
+    # -- for triggers
+    async def wait_any(self, claim_ids: Sequence[str], *, near_s: float | None) -> list[ClaimView]:
+        """Long-poll for many claims with one request."""
+        body = WaitBody(claim_ids=tuple(claim_ids), timeout_s=_LONG_POLL_S, near_s=near_s)
+        return await self._apost("/v1/claims/wait", body, list[ClaimView])
+
+    async def acancel(self, claim_id: str) -> None:
+        """Withdraw a claim and whatever it holds."""
+        await self._apost(f"/v1/claims/{claim_id}/cancel", None, dict[str, bool])
+
+    async def aclose(self) -> None:
+        """Close the connections of the asynchronous client."""
+        if self._async_client is not None:
+            await self._async_client.aclose()
+            self._async_client = None
+
+    def close(self) -> None:
+        """Close the connections of the client."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    # -- transport
+    def get_conn(self) -> httpx.Client:
+        """Return the HTTP client; raise InvalidRequest when the connection is missing or incomplete."""
+        if self._client is None:
+            self._client = httpx.Client(**_client_options(self.gpu_conn_id, self._connection()))
+        return self._client
+
+    async def _aget_conn(self) -> httpx.AsyncClient:
+        if self._async_client is None:
+            try:
+                connection = await self.aget_connection(self.gpu_conn_id)
+            except Exception as error:
+                raise _no_connection(self.gpu_conn_id) from error
+            self._async_client = httpx.AsyncClient(**_client_options(self.gpu_conn_id, connection))
+        return self._async_client
+
+    def _connection(self) -> Connection:
+        try:
+            return self.get_connection(self.gpu_conn_id)
+        except Exception as error:
+            raise _no_connection(self.gpu_conn_id) from error
+
+    def _post(self, path: str, body: BaseModel | None, answer: type[T]) -> T:
+        return self._request("POST", path, body, answer)
+
+    def _request(self, method: str, path: str, body: BaseModel | None, answer: type[T]) -> T:
+        client = self.get_conn()
+        content = _content(body)
+        try:
+            for attempt in Retrying(**_retry_options(self.patience_s)):
+                with attempt:
+                    return _read(client.request(method, path, content=content), answer)
+        except httpx.TransportError as error:
+            raise _unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _apost(self, path: str, body: BaseModel | None, answer: type[T]) -> T:
+        client = await self._aget_conn()
+        content = _content(body)
+        try:
+            async for attempt in AsyncRetrying(**_retry_options(self.patience_s)):
+                with attempt:
+                    return _read(await client.request("POST", path, content=content), answer)
+        except httpx.TransportError as error:
+            raise _unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class _ServerError(httpx.TransportError):
+    """The broker answered 5xx: worth another try, like no answer at all."""
+
+
+def _client_options(conn_id: str, connection: Connection) -> dict[str, Any]:
+    host = (connection.host or "").rstrip("/")
+    if not host:
+        raise InvalidRequest(
+            f"Connection {conn_id!r} has no host: set it to the URL of the API server, e.g. "
+            "http://localhost:8080.",
+            reason="connection_incomplete",
+        )
+    if not connection.password:
+        raise InvalidRequest(
+            f"Connection {conn_id!r} has no password: set it to a token from `airflow gpu token --role task`.",
+            reason="connection_incomplete",
+        )
+    if "://" not in host:
+        host = f"{connection.schema or 'http'}://{host}"
+    if connection.port:
+        host = f"{host}:{connection.port}"
+    return {
+        "base_url": f"{host}{API_PREFIX}",
+        "headers": {"Authorization": f"Bearer {connection.password}", "Content-Type": "application/json"},
+        "timeout": httpx.Timeout(10.0, read=_LONG_POLL_S + 15.0),
+        # A token must not travel through a proxy of the environment to a broker on this network.
+        "trust_env": False,
+    }
+
+
+def _retry_options(patience_s: float) -> dict[str, Any]:
+    return {
+        "retry": retry_if_exception_type(httpx.TransportError),
+        "wait": wait_exponential_jitter(initial=0.1, max=2.0),
+        "stop": stop_after_delay(patience_s),
+        "reraise": True,
+    }
+
+
+def _content(body: BaseModel | None) -> str:
+    return "{}" if body is None else body.model_dump_json()
+
+
+def _read(response: httpx.Response, answer: type[T]) -> T:
+    if response.is_success:
+        return TypeAdapter(answer).validate_json(response.content)
+    reason, message = _problem(response)
+    if response.status_code >= 500:
+        raise _ServerError(message)
+    if response.status_code in (401, 403):
+        raise IdentityRefused(message, reason=reason)
+    if response.status_code == 409:
+        raise LeaseLost(message, reason=reason)
+    raise InvalidRequest(message, reason=reason)
+
+
+def _problem(response: httpx.Response) -> tuple[str, str]:
+    """Return (reason, sentence) of an answer that is no success."""
+    try:
+        detail = response.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        where = f"{response.request.method} {response.request.url}"
+        hint = (
+            " Is this the URL of an Airflow API server with the GPU provider?"
+            if response.is_client_error
+            else ""
+        )
+        return "unexpected_answer", f"{where} answered HTTP {response.status_code}.{hint}"
+    if isinstance(detail, dict):
+        return str(detail.get("reason", "refused")), str(detail.get("message", detail))
+    return "refused", str(detail)
+
+
+def _no_connection(conn_id: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Connection {conn_id!r} is not defined: add a connection of type `gpu` with the API server's URL as "
+        "host and a token from `airflow gpu token --role task` as password.",
+        reason="connection_missing",
+    )
+
+
+def _unavailable(conn_id: str, url: object, patience_s: float, error: Exception) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"The GPU broker at {url} (connection {conn_id!r}) did not answer for {patience_s:g} s: "
+        f"{error or type(error).__name__}. Check that the API server runs and is reachable from here."
+    )

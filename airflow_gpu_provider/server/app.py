@@ -1,0 +1,72 @@
+"""The broker's web application: mounted on Airflow's API server, or served alone by `airflow gpu broker`.
+
+No route answers without an identity, and the app has no pages of documentation of its own. The broker is
+built when the app starts, not when it is imported, since every Airflow process loads the plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from airflow_gpu_provider.exceptions import GpuProviderError
+from airflow_gpu_provider.server import agents_api, claims_api
+from airflow_gpu_provider.server.broker import Broker
+
+log = logging.getLogger(__name__)
+
+
+def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
+    """Return the app. `people` adds the routes behind Airflow's login, which need Airflow's API server."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            broker = await run_in_threadpool(make_broker)
+            await run_in_threadpool(broker.start)
+        except Exception:
+            # The API server must come up without us: the routes then say where to look.
+            log.exception("The GPU broker could not start")
+            yield
+            return
+        app.state.broker = broker
+        try:
+            yield
+        finally:
+            await run_in_threadpool(broker.stop)
+
+    app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.middleware("http")
+    async def say_why_down(request: Request, call_next):  # type: ignore[no-untyped-def]
+        if getattr(app.state, "broker", None) is None:
+            # Whoever asks is not identified yet: the reason stays in the log.
+            message = "The GPU broker is not running; the log of the API server says why."
+            detail = {"reason": "broker_unavailable", "message": message}
+            return JSONResponse({"detail": detail}, status_code=503)
+        return await call_next(request)
+
+    @app.exception_handler(GpuProviderError)
+    async def teach(_request: Request, error: GpuProviderError) -> JSONResponse:
+        return JSONResponse({"detail": {"reason": error.reason, "message": error.message}}, status_code=400)
+
+    app.include_router(claims_api.router)
+    app.include_router(agents_api.router)
+    if people:
+        from airflow_gpu_provider.server import ui_api
+
+        app.include_router(ui_api.router)
+    return app
+
+
+def airflow_app() -> FastAPI:
+    """Return the app for Airflow's API server."""
+    from airflow_gpu_provider.config import Settings
+    from airflow_gpu_provider.server.reconciler import airflow_task_states
+
+    return create_app(lambda: Broker(Settings.load(), task_states=airflow_task_states), people=True)

@@ -1,0 +1,135 @@
+"""Who is calling: broker tokens for programs, lease secrets for holders.
+
+A broker token is a JWT signed with the broker's key; it names a role and a subject and expires. A lease
+secret is derived from the lease and its epoch, so the database keeps no secret and every replica can check
+it. People do not come this way: the routes for them use Airflow's own login, see `ui_api`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import jwt
+from fastapi import HTTPException, Request, status
+
+from airflow_gpu_provider.exceptions import IdentityRefused, InvalidRequest
+
+_ALGORITHM = "HS256"
+_AUDIENCE = "airflow-gpu-broker"
+
+
+class Role(str, Enum):
+    """What a broker token allows."""
+
+    TASK = "task"
+    """Tasks and triggers: claims and leases, and looking at the fleet."""
+    AGENT = "agent"
+    """Agents: reports of nodes."""
+    ADMIN = "admin"
+    """People at the command line: everything."""
+
+    @classmethod
+    def parse(cls, name: str) -> Role:
+        """Return the role called `name`; raise InvalidRequest that lists the roles."""
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(role.value for role in cls)
+            raise InvalidRequest(
+                f"Unknown role {name!r}; the roles are {known}.", reason="unknown_role"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A verified caller."""
+
+    role: Role
+    subject: str
+    node: str | None = None
+
+
+def mint_token(secret: str, *, role: str, subject: str, ttl_s: float, node: str | None = None) -> str:
+    """Return a signed broker token; an agent's may be bound to the `node` it speaks for."""
+    if ttl_s <= 0:
+        raise InvalidRequest(f"A token must live for some time, asked {ttl_s:g} s; give ttl > 0.")
+    now = int(time.time())
+    claims = {
+        "aud": _AUDIENCE,
+        "iat": now,
+        "exp": now + int(ttl_s),
+        "role": Role.parse(role).value,
+        "sub": subject,
+    }
+    if node is not None:
+        claims["node"] = node
+    return jwt.encode(claims, secret, algorithm=_ALGORITHM)
+
+
+def verify_token(secret: str, token: str) -> Identity:
+    """Return who carries `token`; raise IdentityRefused that says what is wrong with it."""
+    try:
+        claims = jwt.decode(
+            token,
+            secret,
+            algorithms=[_ALGORITHM],
+            audience=_AUDIENCE,
+            options={"require": ["exp", "sub", "role", "aud"]},
+        )
+        return Identity(Role(claims["role"]), str(claims["sub"]), claims.get("node"))
+    except jwt.ExpiredSignatureError:
+        raise IdentityRefused(
+            "The broker token has expired; mint another with `airflow gpu token`.", reason="token_expired"
+        ) from None
+    except (jwt.InvalidTokenError, ValueError) as error:
+        raise IdentityRefused(
+            f"The broker token is not valid ({error}); mint one with `airflow gpu token` where the broker "
+            "runs, with the same [gpu] token_secret.",
+            reason="token_invalid",
+        ) from None
+
+
+def lease_secret(key: str, lease_id: str, epoch: int) -> str:
+    """Return the secret that renew and release of this epoch of a lease must present."""
+    return hmac.new(key.encode(), f"lease:{lease_id}:{epoch}".encode(), hashlib.sha256).hexdigest()
+
+
+def check_lease_secret(key: str, lease_id: str, epoch: int, presented: str) -> None:
+    """Raise IdentityRefused unless `presented` is the secret of this epoch of the lease."""
+    if not hmac.compare_digest(lease_secret(key, lease_id, epoch).encode(), presented.encode()):
+        raise IdentityRefused(
+            f"The secret presented for lease {lease_id} is not that of epoch {epoch}.", reason="lease_secret"
+        )
+
+
+def requires(*roles: Role) -> Callable[[Request], Identity]:
+    """Return a dependency that lets only these roles (and admins) in."""
+
+    def identify(request: Request) -> Identity:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise _refusal(status.HTTP_401_UNAUTHORIZED, "no_token", "A broker token is required.")
+        try:
+            identity = verify_token(request.app.state.broker.signing_key, token.strip())
+        except IdentityRefused as error:
+            raise _refusal(status.HTTP_401_UNAUTHORIZED, error.reason, error.message) from None
+        if identity.role not in (*roles, Role.ADMIN):
+            allowed = ", ".join(role.value for role in roles)
+            raise _refusal(
+                status.HTTP_403_FORBIDDEN,
+                "wrong_role",
+                f"This token's role is {identity.role.value}; this call needs {allowed} or admin.",
+            )
+        return identity
+
+    return identify
+
+
+def _refusal(code: int, reason: str, message: str) -> HTTPException:
+    headers = {"WWW-Authenticate": "Bearer"} if code == status.HTTP_401_UNAUTHORIZED else None
+    return HTTPException(code, {"reason": reason, "message": message}, headers=headers)

@@ -1,0 +1,96 @@
+"""Leases against task states: what no callback reports is found by looking.
+
+A task that is killed on its last try fires no callback and no listener in Airflow 3.3, and its lease would
+live on until the TTL. The leader therefore compares, once a second, every claim and lease of an Airflow task
+with the state of its task instance, and ends those whose try is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_gpu_provider.server.wire import TaskKey
+from airflow_gpu_provider.store.repository import ClaimRow, Repository, task_key
+
+log = logging.getLogger(__name__)
+
+# "scheduled" and "queued": a deferred task passes through them on its way back to a worker
+_ALIVE = frozenset({"running", "deferred", "scheduled", "queued", "restarting", "awaiting_input"})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What Airflow says of a task instance."""
+
+    state: str | None
+    try_number: int
+
+
+#: (dag_id, run_id, task_id, map_index)
+TaskId = tuple[str, str, str, int]
+TaskStates = Callable[[Iterable[TaskId]], Mapping[TaskId, TaskState]]
+
+
+def task_id(key: TaskKey) -> TaskId:
+    """Return the task instance that a try belongs to."""
+    return key.dag_id, key.run_id, key.task_id, key.map_index
+
+
+def why_over(key: TaskKey, state: TaskState | None) -> str | None:
+    """Return why a try is over, None while it lives."""
+    if state is None:
+        return "task_removed"
+    if state.try_number > key.try_number:
+        return "later_try"
+    if state.state not in _ALIVE:
+        return f"task_{state.state or 'cleared'}"
+    return None
+
+
+def reconcile(repository: Repository, task_states: TaskStates, now: datetime) -> int:
+    """End claims and leases whose task try is over; return how many. Claims without a task are left alone."""
+    rows: list[ClaimRow] = [claim for _lease, claim in repository.live_leases() if claim.ti_id]
+    rows += [claim for claim in repository.pending() if claim.ti_id]
+    if not rows:
+        return 0
+    states = task_states({task_id(task_key(row)) for row in rows})
+    ended = 0
+    for row in rows:
+        key = task_key(row)
+        reason = why_over(key, states.get(task_id(key)))
+        if reason and repository.cancel(row.id, now=now, reason=reason):
+            log.info(
+                "Ended claim %s of %s.%s (try %d): %s",
+                row.id,
+                key.dag_id,
+                key.task_id,
+                key.try_number,
+                reason,
+            )
+            ended += 1
+    return ended
+
+
+def airflow_task_states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
+    """Read task states from Airflow's metadata database; only for server-side processes."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select, tuple_
+
+    key = (TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.map_index)
+    found: dict[TaskId, TaskState] = {}
+    wanted = list(tasks)
+    with create_session() as session:
+        for start in range(0, len(wanted), 500):
+            rows = session.execute(
+                select(*key, TaskInstance.state, TaskInstance.try_number).where(
+                    tuple_(*key).in_(wanted[start : start + 500])
+                )
+            )
+            for dag_id, run_id, name, map_index, state, try_number in rows:
+                value = None if state is None else str(getattr(state, "value", state))
+                found[(dag_id, run_id, name, map_index)] = TaskState(value, try_number)
+    return found

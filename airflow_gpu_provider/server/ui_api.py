@@ -1,0 +1,38 @@
+"""Routes for people, behind Airflow's own login. Reading only; nothing here changes state."""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from fastapi import APIRouter, Depends
+from starlette.concurrency import run_in_threadpool
+
+from airflow_gpu_provider.server import views
+from airflow_gpu_provider.server.claims_api import BrokerDep
+from airflow_gpu_provider.server.wire import LeaseRow, NodeRow, QueueRow, Status
+
+router = APIRouter(prefix="/ui", dependencies=[Depends(requires_access_view(AccessView.CLUSTER_ACTIVITY))])
+
+
+@router.get("/status")
+async def show_status(broker: BrokerDep) -> Status:
+    """Return the figures of the whole broker."""
+    return await run_in_threadpool(views.status, broker)
+
+
+@router.get("/nodes")
+async def show_nodes(broker: BrokerDep) -> list[NodeRow]:
+    """Return all nodes with their devices."""
+    return await run_in_threadpool(views.nodes, broker)
+
+
+@router.get("/queue")
+async def show_queue(broker: BrokerDep) -> list[QueueRow]:
+    """Return the pending claims, next first."""
+    return await run_in_threadpool(views.queue, broker)
+
+
+@router.get("/leases")
+async def show_leases(broker: BrokerDep) -> list[LeaseRow]:
+    """Return the live leases."""
+    return await run_in_threadpool(views.leases, broker)

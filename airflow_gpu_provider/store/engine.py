@@ -1,0 +1,52 @@
+"""Engines for the broker's database, with the two dialects made to behave alike.
+
+On SQLite a write transaction takes the write lock at once (`BEGIN IMMEDIATE`): a read that later turns into
+a write fails with "database is locked" under WAL, whatever the timeout. On PostgreSQL nothing is special.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+
+WRITES = {"gpu_writes": True}  # execution option of a connection that will write
+_SQLITE_WAIT_S = 30
+
+
+def make_engine(url: str) -> Engine:
+    """Return an engine for `url`; raise InvalidRequest for a database that is not supported."""
+    parsed = make_url(url)
+    dialect = parsed.get_backend_name()
+    if dialect not in ("sqlite", "postgresql"):
+        raise InvalidRequest(
+            f"[gpu] sql_alchemy_conn names a {dialect} database; the broker runs on PostgreSQL or SQLite. "
+            "Set [gpu] sql_alchemy_conn to one of these.",
+            reason="unsupported_database",
+        )
+    if dialect == "postgresql":
+        return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20)
+    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S, "check_same_thread": False})
+    event.listen(engine, "connect", _configure_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    raw: Any = connection
+    raw.isolation_level = None  # we say BEGIN ourselves
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("gpu_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,100 @@
+"""Who decides: one row elects the leader, and its term fences every write the leader makes.
+
+A replica becomes leader by taking the row when its holder has been silent for the TTL; each take-over raises
+the term. A leader that was paused and comes back carries an old term, and the database refuses its writes.
+On PostgreSQL the database's clock rules, so that the replicas' clocks need not agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.tables import leader
+
+
+class StaleTerm(Exception):
+    """Another replica leads by now: this one must stop deciding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The right to decide."""
+
+    holder: str
+    number: int
+
+
+def database_now(connection: Connection) -> datetime:
+    """Return the time all replicas agree on."""
+    if connection.dialect.name == "postgresql":
+        # clock_timestamp, not now(): the latter stands still within a transaction that waited for a lock
+        stamp = connection.scalar(select(func.clock_timestamp()))
+        if isinstance(stamp, datetime):
+            return stamp.astimezone(timezone.utc)
+    return datetime.now(timezone.utc)
+
+
+class Leadership:
+    """The election row."""
+
+    def __init__(self, engine: Engine, holder: str, ttl_s: float) -> None:
+        self._engine = engine
+        self.holder = holder
+        self.ttl_s = ttl_s
+
+    def acquire(self) -> Term | None:
+        """Take or keep the lead; return the term, or None while another replica leads."""
+        try:
+            with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+                return self._acquire(connection)
+        except IntegrityError:  # two replicas inserted the first row: the other one won
+            return None
+
+    def _acquire(self, connection: Connection) -> Term | None:
+        row = connection.execute(select(leader).where(leader.c.id == 1).with_for_update()).one_or_none()
+        now = database_now(connection)
+        expires_at = now + timedelta(seconds=self.ttl_s)
+        if row is None:
+            connection.execute(insert(leader).values(id=1, holder=self.holder, term=1, expires_at=expires_at))
+            return Term(self.holder, 1)
+        if row.holder != self.holder and row.expires_at > now:
+            return None
+        kept = row.holder == self.holder and row.expires_at > now
+        term = row.term if kept else row.term + 1
+        connection.execute(
+            update(leader)
+            .where(leader.c.id == 1)
+            .values(holder=self.holder, term=term, expires_at=expires_at)
+        )
+        return Term(self.holder, term)
+
+    def resign(self, term: Term) -> None:
+        """Let another replica take over at once; nothing happens when one already has."""
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            connection.execute(
+                update(leader)
+                .where(leader.c.id == 1, leader.c.holder == term.holder, leader.c.term == term.number)
+                .values(expires_at=database_now(connection))
+            )
+
+    def current(self) -> str | None:
+        """Return who leads, None when nobody does."""
+        with self._engine.connect() as connection:
+            row = connection.execute(select(leader).where(leader.c.id == 1)).one_or_none()
+            if row is None or row.expires_at <= database_now(connection):
+                return None
+            return str(row.holder)
+
+
+def fence(connection: Connection, term: Term) -> None:
+    """Hold the election row for this transaction; raise StaleTerm when the term is over."""
+    row = connection.execute(
+        select(leader.c.holder, leader.c.term).where(leader.c.id == 1).with_for_update()
+    ).one()
+    if (row.holder, row.term) != (term.holder, term.number):
+        raise StaleTerm(f"term {term.number} of {term.holder} is over: {row.holder} leads in term {row.term}")

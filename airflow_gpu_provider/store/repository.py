@@ -1,0 +1,277 @@
+"""Claims and leases as those who ask and hold see them: submit, look, cancel, renew, release.
+
+Every call is one transaction and can be repeated: the key of a claim is the task try, a lease is addressed
+by id and epoch. Deciding is not done here but by the leader, see `decisions`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.server.wire import ClaimBody, ClaimState, TaskKey
+from airflow_gpu_provider.store.decisions import end_lease
+from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.tables import claim, lease, lease_device
+
+ClaimRow = Row[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """A lease with the devices it holds or held."""
+
+    row: Row[Any]
+    devices: tuple[str, ...]
+    spares: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+def task_key(row: ClaimRow) -> TaskKey:
+    """Return the task try that a row of the claim table belongs to."""
+    return TaskKey(
+        dag_id=row.dag_id,
+        run_id=row.run_id,
+        task_id=row.task_id,
+        map_index=row.map_index,
+        try_number=row.try_number,
+    )
+
+
+class Repository:
+    """The tables as requests see them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # -- claims
+    def submit(self, body: ClaimBody, *, now: datetime, usable: Collection[str]) -> str:
+        """Store a claim and return its id; the same key returns the same id.
+
+        An earlier try of the same task is over when a later one asks: its pending claim is cancelled. Its
+        live lease passes to the new try under a new epoch when the request is the same and all its devices
+        are `usable`; otherwise it ends. Devices on which earlier tries failed are excluded.
+        """
+        try:
+            with self._writing() as connection:
+                return self._submit(connection, body, now, usable)
+        except IntegrityError:  # the same key raced us: its claim is the one
+            with self._engine.connect() as connection:
+                return str(connection.execute(select(claim.c.id).where(_same_try(body.key))).scalar_one())
+
+    def _submit(self, connection: Connection, body: ClaimBody, now: datetime, usable: Collection[str]) -> str:
+        known = connection.execute(select(claim.c.id).where(_same_try(body.key))).scalar_one_or_none()
+        if known is not None:
+            return str(known)
+        claim_id = str(uuid.uuid4())
+        key = body.key
+        connection.execute(
+            insert(claim).values(
+                id=claim_id,
+                dag_id=key.dag_id,
+                run_id=key.run_id,
+                task_id=key.task_id,
+                map_index=key.map_index,
+                try_number=key.try_number,
+                ti_id=body.ti_id,
+                owner=body.owner,
+                request=body.request.model_dump(mode="json"),
+                value=body.value,
+                run_type=body.run_type.value,
+                excluded=_failed_before(connection, key),
+                submitted_at=now,
+                state=ClaimState.PENDING.value,
+            )
+        )
+        self._supersede(connection, body, claim_id, now, usable)
+        return claim_id
+
+    def _supersede(
+        self, connection: Connection, body: ClaimBody, claim_id: str, now: datetime, usable: Collection[str]
+    ) -> None:
+        earlier = and_(_same_task(body.key), claim.c.try_number < body.key.try_number)
+        connection.execute(
+            update(claim)
+            .where(earlier, claim.c.state == ClaimState.PENDING.value)
+            .values(state=ClaimState.CANCELLED.value, ended_at=now, reason_code="superseded")
+        )
+        live = connection.execute(
+            select(lease.c.id, lease.c.claim_id, claim.c.request)
+            .join(claim, claim.c.id == lease.c.claim_id)
+            .where(earlier, lease.c.ended_at.is_(None))
+        ).all()
+        wanted = body.request.model_dump(mode="json")
+        passed_on = False
+        for row in live:
+            devices = connection.scalars(
+                select(lease_device.c.device_id).where(lease_device.c.lease_id == row.id)
+            ).all()
+            if not passed_on and row.request == wanted and all(d in usable for d in devices):
+                connection.execute(
+                    update(lease)
+                    .where(lease.c.id == row.id)
+                    .values(claim_id=claim_id, epoch=lease.c.epoch + 1, collected_at=None)
+                )
+                _set_state(connection, row.claim_id, ClaimState.ENDED, now)
+                connection.execute(
+                    update(claim).where(claim.c.id == claim_id).values(state=ClaimState.GRANTED.value)
+                )
+                passed_on = True
+            else:
+                end_lease(connection, row.id, now=now, reason="superseded")
+
+    def claims(self, claim_ids: Sequence[str]) -> list[ClaimRow]:
+        """Return the claims with these ids, unknown ones left out."""
+        with self._engine.connect() as connection:
+            return list(connection.execute(select(claim).where(claim.c.id.in_(claim_ids))).all())
+
+    def pending(self) -> list[ClaimRow]:
+        """Return all pending claims, next first."""
+        with self._engine.connect() as connection:
+            statement = (
+                select(claim)
+                .where(claim.c.state == ClaimState.PENDING.value)
+                .order_by(claim.c.position.is_(None), claim.c.position, claim.c.submitted_at)
+            )
+            return list(connection.execute(statement).all())
+
+    def cancel(self, claim_id: str, *, now: datetime, reason: str = "cancelled") -> bool:
+        """Withdraw a pending claim, or end the lease of a granted one; return False when neither was left."""
+        with self._writing() as connection:
+            held = connection.execute(
+                select(lease.c.id).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
+            ).scalar_one_or_none()
+            if held is not None:
+                return end_lease(connection, held, now=now, reason=reason)
+            result = connection.execute(
+                update(claim)
+                .where(claim.c.id == claim_id, claim.c.state == ClaimState.PENDING.value)
+                .values(state=ClaimState.CANCELLED.value, ended_at=now, reason_code=reason, position=None)
+            )
+            return bool(result.rowcount)
+
+    # -- leases
+    def lease_of(self, claim_id: str, *, now: datetime, ttl_s: float) -> StoredLease | None:
+        """Return the live lease of a claim; the first look is the collection and starts its TTL."""
+        with self._writing() as connection:
+            connection.execute(
+                update(lease)
+                .where(
+                    lease.c.claim_id == claim_id, lease.c.ended_at.is_(None), lease.c.collected_at.is_(None)
+                )
+                .values(collected_at=now, expires_at=now + timedelta(seconds=ttl_s))
+            )
+            row = connection.execute(
+                select(lease).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
+            ).one_or_none()
+            return None if row is None else _with_devices(connection, [row])[0]
+
+    def live_leases(self) -> list[tuple[StoredLease, ClaimRow]]:
+        """Return the live leases with their claims, oldest first."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(
+                select(lease).where(lease.c.ended_at.is_(None)).order_by(lease.c.granted_at, lease.c.id)
+            ).all()
+            claims = connection.execute(select(claim).where(claim.c.id.in_([r.claim_id for r in rows]))).all()
+            by_id = {c.id: c for c in claims}
+            return [(held, by_id[held.row.claim_id]) for held in _with_devices(connection, rows)]
+
+    def renew(self, lease_id: str, epoch: int, *, now: datetime, ttl_s: float) -> datetime:
+        """Keep a lease for another TTL; raise LeaseLost when it ended or passed to a later epoch."""
+        expires_at = now + timedelta(seconds=ttl_s)
+        with self._writing() as connection:
+            result = connection.execute(
+                update(lease)
+                .where(lease.c.id == lease_id, lease.c.epoch == epoch, lease.c.ended_at.is_(None))
+                .values(expires_at=expires_at)
+            )
+            if result.rowcount == 1:
+                return expires_at
+            raise LeaseLost(*_why_lost(connection, lease_id, epoch))
+
+    def release(
+        self, lease_id: str, epoch: int, *, now: datetime, outcome: str, failed_devices: Iterable[str]
+    ) -> bool:
+        """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
+        with self._writing() as connection:
+            row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
+            if row is None or row.epoch != epoch:
+                raise LeaseLost(*_why_lost(connection, lease_id, epoch))
+            return end_lease(
+                connection,
+                lease_id,
+                now=now,
+                reason="released",
+                outcome=outcome,
+                failed_devices=failed_devices,
+            )
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of pending claims, live leases and leased devices."""
+        with self._engine.connect() as connection:
+            pending = select(func.count()).where(claim.c.state == ClaimState.PENDING.value)
+            leases = select(func.count()).where(lease.c.ended_at.is_(None))
+            devices = select(func.count()).where(lease_device.c.ended_at.is_(None))
+            return tuple(int(connection.scalar(q) or 0) for q in (pending, leases, devices))  # type: ignore[return-value]
+
+    def _writing(self) -> Any:
+        return self._engine.execution_options(**WRITES).begin()
+
+
+def _same_task(key: TaskKey) -> ColumnElement[bool]:
+    return and_(
+        claim.c.dag_id == key.dag_id,
+        claim.c.run_id == key.run_id,
+        claim.c.task_id == key.task_id,
+        claim.c.map_index == key.map_index,
+    )
+
+
+def _same_try(key: TaskKey) -> ColumnElement[bool]:
+    return and_(_same_task(key), claim.c.try_number == key.try_number)
+
+
+def _set_state(connection: Connection, claim_id: str, state: ClaimState, now: datetime) -> None:
+    connection.execute(update(claim).where(claim.c.id == claim_id).values(state=state.value, ended_at=now))
+
+
+def _failed_before(connection: Connection, key: TaskKey) -> list[str]:
+    rows = connection.scalars(
+        select(lease.c.failed_devices).join(claim, claim.c.id == lease.c.claim_id).where(_same_task(key))
+    )
+    return sorted({device for devices in rows for device in devices or ()})
+
+
+def _with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredLease]:
+    held: dict[str, list[Row[Any]]] = {row.id: [] for row in rows}
+    for row in connection.execute(
+        select(lease_device)
+        .where(lease_device.c.lease_id.in_(list(held)))
+        .order_by(lease_device.c.is_spare, lease_device.c.rank)
+    ):
+        held[row.lease_id].append(row)
+    return [
+        StoredLease(
+            row=row,
+            devices=tuple(d.device_id for d in held[row.id] if not d.is_spare),
+            spares=tuple(d.device_id for d in held[row.id] if d.is_spare),
+            nodes=tuple(sorted({d.node for d in held[row.id]})),
+        )
+        for row in rows
+    ]
+
+
+def _why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:
+    row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
+    if row is None:
+        return (f"The broker knows no lease {lease_id}.",)
+    if row.epoch != epoch:
+        return (f"Lease {lease_id} is in epoch {row.epoch}; epoch {epoch} is over: a later try holds it.",)
+    return (f"Lease {lease_id} ended at {row.ended_at:%Y-%m-%d %H:%M:%S} UTC: {row.end_reason}.",)

@@ -1,0 +1,132 @@
+"""The broker's tables.
+
+Invariants that the database itself keeps: a task try has one claim; a device is in at most one live lease
+(partial unique index); a leader's write carries its term. "Used" is never stored: it is the live leases.
+All names start with `gpu_`, since the tables may live beside Airflow's own. Queries are in `repository`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    DateTime,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.engine import Dialect
+
+VERSION_TABLE = "gpu_alembic_version"
+
+metadata = MetaData()
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware UTC in Python, whatever the database keeps (SQLite forgets the zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive times: they would be stored in an unknown zone."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"naive datetime {value!r}")
+        return value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Put the zone back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+node = Table(
+    "gpu_node",
+    metadata,
+    Column("name", String(250), primary_key=True),
+    Column("report", JSON, nullable=False),  # wire.NodeReport
+    Column("reported_at", UtcDateTime, nullable=False),
+)
+
+claim = Table(
+    "gpu_claim",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("dag_id", String(250), nullable=False),
+    Column("run_id", String(250), nullable=False),
+    Column("task_id", String(250), nullable=False),
+    Column("map_index", Integer, nullable=False),
+    Column("try_number", Integer, nullable=False),
+    Column("ti_id", String(36), nullable=True),
+    Column("owner", String(500), nullable=True),
+    Column("request", JSON, nullable=False),  # wire.RequestBody
+    Column("value", Float, nullable=False),
+    Column("run_type", String(20), nullable=False),
+    Column("excluded", JSON, nullable=False),  # device ids
+    Column("submitted_at", UtcDateTime, nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("reason_code", String(50), nullable=True),
+    Column("reason", Text, nullable=True),
+    Column("position", Integer, nullable=True),
+    Column("expected_at", UtcDateTime, nullable=True),
+    Column("ended_at", UtcDateTime, nullable=True),
+    UniqueConstraint("dag_id", "run_id", "task_id", "map_index", "try_number", name="uq_gpu_claim_key"),
+    Index("ix_gpu_claim_state", "state"),
+)
+
+lease = Table(
+    "gpu_lease",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("claim_id", String(36), ForeignKey("gpu_claim.id", ondelete="CASCADE"), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("match_degree", Float, nullable=False),
+    Column("granted_at", UtcDateTime, nullable=False),
+    Column("collected_at", UtcDateTime, nullable=True),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime, nullable=True),
+    Column("end_reason", String(50), nullable=True),
+    Column("outcome", String(250), nullable=True),
+    Column("failed_devices", JSON, nullable=True),
+    UniqueConstraint("claim_id", name="uq_gpu_lease_claim"),
+    Index("ix_gpu_lease_ended_at", "ended_at"),
+)
+
+lease_device = Table(
+    "gpu_lease_device",
+    metadata,
+    Column("lease_id", String(36), ForeignKey("gpu_lease.id", ondelete="CASCADE"), primary_key=True),
+    Column("device_id", String(250), primary_key=True),
+    Column("node", String(250), nullable=False),
+    Column("rank", Integer, nullable=False),  # order of the members, then of the spares
+    Column("is_spare", Integer, nullable=False),
+    Column("ended_at", UtcDateTime, nullable=True),
+)
+Index(
+    "uq_gpu_lease_device_live",
+    lease_device.c.device_id,
+    unique=True,
+    sqlite_where=lease_device.c.ended_at.is_(None),
+    postgresql_where=lease_device.c.ended_at.is_(None),
+)
+
+leader = Table(
+    "gpu_leader",
+    metadata,
+    Column("id", Integer, primary_key=True),  # one row, id 1
+    Column("holder", String(250), nullable=False),
+    Column("term", Integer, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+)
