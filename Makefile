@@ -1,0 +1,55 @@
+# The commands of this project. All of them install what they need into .venv first.
+# SHELL options: a recipe stops at its first failing command.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo up down test test-slow lint catalog-from-models clean
+
+# The newest Python that the pins were made for comes first; `make demo PYTHON=/path/to/python3.11` names another.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(if $(shell command -v $(name)),$(name))))
+VENV_PYTHON := .venv/bin/python
+PORT ?=
+DIR ?=
+
+define install
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "install: no Python found; install Python 3.11 (Debian, Ubuntu: apt install python3.11 python3.11-venv)" >&2; exit 1; fi
+	@$(PYTHON) scripts/install.py $(1)
+endef
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+demo:  ## product catalogue in, 3D models out, on a real Airflow; ends all it started
+	$(call install,examples)
+	@exec $(VENV_PYTHON) -m scripts.demo
+
+up:  ## keep the same Airflow running for the browser (PORT=8090 for another port)
+	$(call install,examples)
+	@exec $(VENV_PYTHON) -m scripts.background up $(if $(PORT),--port $(PORT))
+
+down:  ## end what `make up` started, or what a crash left
+	@if [ -x $(VENV_PYTHON) ]; then exec $(VENV_PYTHON) -m scripts.background down; else echo "no stack was running"; fi
+
+test: lint  ## style, types, layers and the whole test suite
+	$(VENV_PYTHON) -m pytest -m "not slow"
+
+test-slow: lint  ## the same with the slow tests
+	$(VENV_PYTHON) -m pytest
+
+lint:  ## style, types and import layers only
+	$(call install,examples lint test)
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+	.venv/bin/lint-imports
+
+catalog-from-models:  ## make a catalogue from a folder of OBJ, GLB, STL or sh3f models: DIR=path
+	@if [ -z "$(DIR)" ]; then echo "catalog-from-models: name the folder of models, DIR=path" >&2; exit 1; fi
+	$(call install,examples)
+	$(VENV_PYTHON) -m scripts.catalog_from_models "$(DIR)"
+
+clean:  ## remove the environment, the demo and all caches
+	@if [ -x $(VENV_PYTHON) ] && [ -e .demo/airflow/stack.json ]; then $(VENV_PYTHON) -m scripts.background down; fi
+	rm -rf .venv .demo dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
