@@ -16,6 +16,7 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 
 SECTION = "gpu"
 _SECRETS = ("token_secret", "sql_alchemy_conn")
+_TYPES: dict[type, str] = {float: "float", bool: "boolean", str: "string"}
 
 
 class Settings(BaseModel):
@@ -77,6 +78,11 @@ class Settings(BaseModel):
         ge=0,
         description="Points of value a claim of a backfill run loses, so that live work goes first.",
     )
+    priority_hook: bool = Field(
+        True,
+        description="Set the priority weight of this provider's tasks from the DAG run's `priority` and "
+        "type. Airflow then creates task instances one by one instead of in bulk, for all DAGs.",
+    )
     cost_band: float = Field(
         50.0,
         ge=0,
@@ -114,7 +120,7 @@ class Settings(BaseModel):
         jwt_secret = conf.get("api_auth", "jwt_secret", fallback="")
         if not jwt_secret:
             raise InvalidRequest(
-                "The broker has no key to sign tokens with: set [gpu] token_secret (or [api_auth] jwt_secret) "
+                "The broker has no key to sign tokens with: set [gpu] token_secret or [api_auth] jwt_secret "
                 "to one long random value on every API server.",
                 reason="no_signing_key",
             )
@@ -147,7 +153,7 @@ def config_section() -> dict[str, object]:
         name: {
             "description": field.description,
             "version_added": "0.1.0",
-            "type": "float" if isinstance(field.default, float) else "string",
+            "type": _TYPES[type(field.default)],
             "example": None,
             "default": str(field.default),
             **({"sensitive": True} if name in _SECRETS else {}),

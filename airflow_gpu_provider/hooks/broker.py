@@ -85,7 +85,7 @@ class GpuBrokerHook(BaseHook):
 
     def wait(self, claim_id: str, *, timeout_s: float = _LONG_POLL_S) -> ClaimView | None:
         """Return the claim as soon as it is no longer pending; None after `timeout_s`."""
-        body = WaitBody(claim_ids=(claim_id,), timeout_s=timeout_s)
+        body = WaitBody(claim_ids=(claim_id,), timeout_s=timeout_s, near_s=None)
         views: list[ClaimView] = self._post("/v1/claims/wait", body, list[ClaimView])
         return views[0] if views else None
 
@@ -124,10 +124,9 @@ class GpuBrokerHook(BaseHook):
             status = self.status()
         except GpuProviderError as error:
             return False, error.message
-        leader = status.leader or "none"
         return True, (
-            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free} free; "
-            f"{status.leases} leases, {status.pending} claims waiting; leader {leader}"
+            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free} "
+            f"free; {status.leases} leases, {status.pending} claims waiting; leader {status.leader or 'none'}"
         )
 
     # -- for triggers
@@ -214,7 +213,7 @@ def _client_options(conn_id: str, connection: Connection) -> dict[str, Any]:
         )
     if not connection.password:
         raise InvalidRequest(
-            f"Connection {conn_id!r} has no password: set it to a token from `airflow gpu token --role task`.",
+            f"Connection {conn_id!r} has no password: set it to a token of `airflow gpu token --role task`.",
             reason="connection_incomplete",
         )
     if "://" not in host:

@@ -43,7 +43,7 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
     app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.middleware("http")
-    async def say_why_down(request: Request, call_next):  # type: ignore[no-untyped-def]
+    async def say_why_down(request: Request, call_next):
         if getattr(app.state, "broker", None) is None:
             # Whoever asks is not identified yet: the reason stays in the log.
             message = "The GPU broker is not running; the log of the API server says why."

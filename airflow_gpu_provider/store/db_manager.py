@@ -96,7 +96,7 @@ class GpuDBManager(BaseDBManager):
         if Settings.load().sql_alchemy_conn:
             command.downgrade(self.get_alembic_config(), "base")
         else:
-            super().drop_tables(connection)  # type: ignore[no-untyped-call]
+            super().drop_tables(connection)
 
     def _release_session(self) -> None:
         # Alembic opens a connection of its own: on SQLite Airflow's open transaction would lock it out.

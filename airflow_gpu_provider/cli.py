@@ -1,0 +1,63 @@
+"""`airflow gpu …`: declared here, done in `commands`.
+
+Airflow loads this file for every one of its commands, so it imports nothing but Airflow's own declarations.
+"""
+
+from __future__ import annotations
+
+from airflow.cli.cli_config import (
+    ARG_OUTPUT,
+    ARG_VERBOSE,
+    ActionCommand,
+    Arg,
+    GroupCommand,
+    lazy_load_command,
+)
+
+_COMMANDS = "airflow_gpu_provider.commands"
+
+_CONN_ID = Arg(("--conn-id",), help="Connection of type gpu (default: gpu_default)", default="gpu_default")
+_ROLE = Arg(("--role",), help="task (tasks and triggers), agent or admin", required=True)
+_SUBJECT = Arg(("--subject",), help="Who carries the token, shown in logs", default=None)
+_TTL = Arg(("--ttl",), help="How long the token is valid, e.g. 30d, 12h, 600s (default: 30d)", default="30d")
+_NODE = Arg(("--node",), help="The only node an agent with this token may report", default=None)
+_HOST = Arg(("--host",), help="Address to listen on (default: 127.0.0.1)", default="127.0.0.1")
+_PORT = Arg(("--port",), help="Port to listen on (default: 8793)", type=int, default=8793)
+
+
+def get_cli_commands() -> list[GroupCommand]:
+    """Return the commands of the provider."""
+    looks = [
+        ("nodes", "Show nodes and devices"),
+        ("queue", "Show waiting claims, next first"),
+        ("leases", "Show live leases"),
+    ]
+    return [
+        GroupCommand(
+            name="gpu",
+            help="Lease GPUs to tasks",
+            subcommands=(
+                *(
+                    ActionCommand(
+                        name=name,
+                        help=text,
+                        func=lazy_load_command(f"{_COMMANDS}.{name}"),
+                        args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                    )
+                    for name, text in looks
+                ),
+                ActionCommand(
+                    name="token",
+                    help="Mint a broker token",
+                    func=lazy_load_command(f"{_COMMANDS}.token"),
+                    args=(_ROLE, _SUBJECT, _TTL, _NODE, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="broker",
+                    help="Serve the broker alone, without Airflow's API server",
+                    func=lazy_load_command(f"{_COMMANDS}.broker"),
+                    args=(_HOST, _PORT, ARG_VERBOSE),
+                ),
+            ),
+        )
+    ]

@@ -1,0 +1,163 @@
+"""What the commands of `airflow gpu` do."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from airflow.cli.simple_table import AirflowConsole
+from airflow.utils import cli as cli_utils
+from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+
+from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.server.wire import LeaseRow, NodeRow, QueueRow
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def _command(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """Load the provider's settings, and end with one sentence instead of a stack trace."""
+
+    @cli_utils.action_cli
+    @providers_configuration_loaded
+    def run(args: argparse.Namespace) -> None:
+        try:
+            function(args)
+        except GpuProviderError as error:
+            raise SystemExit(f"{error.message} [{error.reason}]") from None
+
+    return run
+
+
+@_command
+def nodes(args: argparse.Namespace) -> None:
+    """Print nodes and devices, a row a device."""
+    _print(args, [row for node in GpuBrokerHook(args.conn_id).nodes() for row in _device_rows(node)])
+
+
+@_command
+def queue(args: argparse.Namespace) -> None:
+    """Print waiting claims."""
+    _print(args, [_queue_row(row) for row in GpuBrokerHook(args.conn_id).queue()])
+
+
+@_command
+def leases(args: argparse.Namespace) -> None:
+    """Print live leases."""
+    _print(args, [_lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
+
+
+@_command
+def token(args: argparse.Namespace) -> None:
+    """Print a new broker token, and nothing else, so that scripts can take it."""
+    from airflow_gpu_provider.server.auth import mint_token
+
+    print(
+        mint_token(
+            Settings.load().signing_key(),
+            role=args.role,
+            subject=args.subject or getpass.getuser(),
+            ttl_s=parse_seconds(args.ttl),
+            node=args.node,
+        )
+    )
+
+
+@_command
+def broker(args: argparse.Namespace) -> None:
+    """Serve the broker until stopped."""
+    import uvicorn
+    from fastapi import FastAPI
+
+    from airflow_gpu_provider.server.app import create_app
+    from airflow_gpu_provider.server.broker import Broker
+    from airflow_gpu_provider.server.reconciler import airflow_task_states
+    from airflow_gpu_provider.server.wire import API_PREFIX
+
+    settings = Settings.load()
+    settings.signing_key()  # fail here, not at the first request
+    app = create_app(lambda: Broker(settings, task_states=airflow_task_states), people=False)
+    # The same path as on the API server, so that a connection needs no other URL. A mounted app's own
+    # lifespan is not run, hence the outer one's is.
+
+    @asynccontextmanager
+    async def lifespan(_outer: FastAPI) -> AsyncIterator[None]:
+        async with app.router.lifespan_context(app):
+            yield
+
+    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    outer.mount(API_PREFIX, app)
+    uvicorn.run(outer, host=args.host, port=args.port, log_level="info")
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in e.g. "30d", "12h", "90m" or "600s"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text)
+    if match is None:
+        raise InvalidRequest(
+            f"{text!r} is not a length of time; write a number with s, m, h or d, e.g. 12h.",
+            reason="invalid_length",
+        )
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _print(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    AirflowConsole().print_as(data=rows, output=args.output)
+
+
+def _shown(value: object) -> object:
+    """Return `value` for people: what is not known is not 0."""
+    return "N/A" if value is None else value
+
+
+def _device_rows(node: NodeRow) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": node.name,
+            "host": node.host,
+            "device": device.id,
+            "model": device.model + (" (simulated)" if device.simulated else ""),
+            "memory_gib": round(device.memory_mib / 1024, 1),
+            "state": device.state,
+            "utilisation": _shown(None if device.utilisation is None else f"{device.utilisation:.0%}"),
+            "holder_or_reason": device.holder or device.why or "",
+            "report_age_s": node.report_age_s,
+        }
+        for device in node.devices
+    ]
+
+
+def _queue_row(row: QueueRow) -> dict[str, Any]:
+    return {
+        "position": _shown(row.position),
+        "task": f"{row.key.dag_id}.{row.key.task_id}",
+        "run": row.key.run_id,
+        "map_index": row.key.map_index,
+        "asked": row.asked,
+        "value": row.value,
+        "waiting_s": row.waiting_s,
+        "starts_in_s": _shown(row.starts_in_s),
+        "reason": _shown(row.reason),
+        "claim": row.claim_id,
+    }
+
+
+def _lease_row(row: LeaseRow) -> dict[str, Any]:
+    return {
+        "task": f"{row.key.dag_id}.{row.key.task_id}",
+        "run": row.key.run_id,
+        "map_index": row.key.map_index,
+        "try": row.key.try_number,
+        "owner": _shown(row.owner),
+        "devices": ", ".join(row.devices),
+        "nodes": ", ".join(row.nodes),
+        "granted_at": row.granted_at.isoformat(timespec="seconds"),
+        "expires_in_s": row.expires_in_s,
+        "lease": row.lease_id,
+    }

@@ -1,0 +1,1 @@
+"""Operators that hold GPU leases."""

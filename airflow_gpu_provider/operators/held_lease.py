@@ -1,0 +1,167 @@
+"""A lease in the hands of the process that works with it.
+
+While held, a thread renews it. When it is lost, the work must end at once, for the devices may already be
+another's: `LeaseLost` is raised in the working thread, and a process that does not react within the grace
+period (stuck in a CUDA call, say) is killed. The process also dies with its parent, so that an orphan of a
+killed Airflow worker cannot go on using devices that are no longer its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow_gpu_provider.exceptions import BrokerUnavailable, GpuProviderError, IdentityRefused, LeaseLost
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.server.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_RENEWALS_PER_TTL = 3  # two renewals may fail before the lease ends
+
+
+class _LostNow(LeaseLost):
+    """Raised asynchronously in the working thread, which allows no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__("The GPU lease was lost while its task ran.")
+
+
+class HeldLease:
+    """Devices that this process may use until `raise_if_lost` raises."""
+
+    def __init__(self, view: LeaseView, hook: GpuBrokerHook, *, grace_s: float = 10.0) -> None:
+        self.lease_id = view.lease_id
+        self.claim_id = view.claim_id
+        self.devices: tuple[DeviceView, ...] = tuple(view.devices)
+        self.spares: tuple[DeviceView, ...] = tuple(view.spares)
+        self.match_degree = view.match_degree
+        self.lost = threading.Event()
+        self._why_lost: LeaseLost | None = None
+        self._view = view
+        self._hook = hook
+        self._grace_s = grace_s
+        self._ended = threading.Event()
+        self._failed_devices: set[str] = set()
+        self._worker_thread = threading.get_ident()
+        self._renewer = threading.Thread(target=self._renew_until_ended, name="gpu-lease", daemon=True)
+
+    # -- for the work
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which only the leased devices are visible.
+
+        Devices are named by UUID, since NVML and CUDA number them differently. Simulated devices are none
+        at all for CUDA: the work then runs on the CPU.
+        """
+        real = [device.id for device in (*self.devices, *self.spares) if not device.simulated]
+        return {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(real),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(real) or "void",
+            "GPU_LEASE_ID": self.lease_id,
+        }
+
+    def torch_device(self) -> str:
+        """Return the first leased device as torch names it here, "cpu" for a simulated one."""
+        return "cpu" if self.devices[0].simulated else "cuda:0"
+
+    def raise_if_lost(self) -> None:
+        """Raise LeaseLost when the devices are no longer ours."""
+        if self._why_lost is not None:
+            raise self._why_lost
+
+    def report_failed_device(self, device_id: str) -> None:
+        """Remember a device that failed: a retry of this task gets others."""
+        self._failed_devices.add(device_id)
+
+    # -- for the operator
+    @contextmanager
+    def working(self) -> Iterator[HeldLease]:
+        """Renew in the background and end the work when the lease is lost; release at the end."""
+        outcome = "failed"
+        saved = {name: os.environ.get(name) for name in self.environment()}
+        os.environ.update(self.environment())
+        _die_with_parent(signal.SIGKILL)
+        self._renewer.start()
+        try:
+            yield self
+            outcome = "done"
+        except _LostNow:
+            raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
+        finally:
+            self._ended.set()
+            _die_with_parent(0)
+            for name, value in saved.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            self.release(outcome)
+
+    def release(self, outcome: str) -> None:
+        """Give the devices back. A failure is logged only: the lease then ends by its TTL."""
+        self._ended.set()
+        if self.lost.is_set():
+            return
+        body = ReleaseBody(
+            secret=self._view.secret,
+            epoch=self._view.epoch,
+            outcome=outcome,
+            failed_devices=tuple(sorted(self._failed_devices)),
+        )
+        try:
+            self._hook.release(self.lease_id, body)
+        except GpuProviderError as error:
+            log.warning("Could not release lease %s (%s); it ends by its TTL", self.lease_id, error)
+
+    # -- the renewer's thread
+    def _renew_until_ended(self) -> None:
+        interval_s = self._view.ttl_s / _RENEWALS_PER_TTL
+        good_until = time.monotonic() + self._view.ttl_s
+        body = RenewBody(secret=self._view.secret, epoch=self._view.epoch)
+        while not self._ended.wait(interval_s):
+            asked_at = time.monotonic()
+            try:
+                self._hook.renew(self.lease_id, body)
+                good_until = asked_at + self._view.ttl_s
+            except (LeaseLost, IdentityRefused) as error:
+                return self._lose(error.message)
+            except BrokerUnavailable as error:
+                log.warning("Lease %s not renewed: %s", self.lease_id, error)
+            if time.monotonic() >= good_until:
+                return self._lose(
+                    f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s."
+                )
+        return None
+
+    def _lose(self, why: str) -> None:
+        if self._ended.is_set():
+            return
+        log.error("Lease lost, ending the work: %s", why)
+        self._why_lost = LeaseLost(why)
+        self.lost.set()
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._worker_thread), ctypes.py_object(_LostNow)
+        )
+        if not self._ended.wait(self._grace_s):
+            log.critical(
+                "The work did not end within %g s after its lease was lost: killing it", self._grace_s
+            )
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_parent(signal_number: int) -> None:
+    """Ask the kernel for `signal_number` when the parent dies; 0 takes it back. Linux only."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+        log.warning("prctl(PR_SET_PDEATHSIG) failed: %s", os.strerror(ctypes.get_errno()))

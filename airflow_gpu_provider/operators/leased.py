@@ -1,0 +1,283 @@
+"""The one place where a task gets a lease, holds it and gives it back.
+
+Subclasses say what to do with the devices (`run_leased`); asking, waiting, deferring, renewing and releasing
+happen here only. What can be known to be wrong is refused at parse time; what this fleet can never serve
+fails at once and is not retried; what must wait is deferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_gpu_provider.broker.model import GpuRequest, RunType
+from airflow_gpu_provider.broker.request import build_request
+from airflow_gpu_provider.exceptions import (
+    IdentityRefused,
+    InvalidRequest,
+    LeaseLost,
+    QueueTimeout,
+    RequestRejected,
+)
+from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID, GpuBrokerHook
+from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.operators.held_lease import HeldLease
+from airflow_gpu_provider.server.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey
+from airflow_gpu_provider.triggers.lease import LeaseTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_HOPELESS = (InvalidRequest, RequestRejected, IdentityRefused)
+_DECIDE_S = 1.0  # a free device is granted within this, which saves a deferral
+_POLL_S = 20.0
+
+
+class GpuLeasedOperator(BaseOperator):
+    """
+    Hold GPUs while `run_leased` runs.
+
+    :param gpus: number of devices, all or none
+    :param memory: memory of each device, e.g. "8GiB"
+    :param model: GPU model or models that will do, e.g. "A100" or "A100|H100"; None: any
+    :param min_tflops: compute asked of each device; weaker ones are a fallback unless `strict`
+    :param strict: refuse devices weaker than `min_tflops`
+    :param cpu_cores: CPU cores on the devices' nodes, for the whole task
+    :param host_memory: main memory on the devices' nodes, for the whole task
+    :param spares: devices to add when idle, never waited for
+    :param value: business value, higher is sooner; None: the task's priority weight
+    :param queue_timeout: longest time to wait for devices, seconds or timedelta; None: no limit
+    :param max_runtime: promised longest run, seconds or timedelta; lets the task pass a blocked larger one
+    :param gpu_conn_id: connection of type `gpu`
+    :param deferrable: wait in the triggerer instead of a worker slot
+    """
+
+    template_fields: Sequence[str] = (
+        "gpus",
+        "memory",
+        "model",
+        "min_tflops",
+        "cpu_cores",
+        "host_memory",
+        "spares",
+        "value",
+    )
+    ui_color = "#76b900"
+
+    def __init__(
+        self,
+        *,
+        gpus: int | str = 1,
+        memory: str | None = None,
+        model: str | Sequence[str] | None = None,
+        min_tflops: float | str | None = None,
+        strict: bool = False,
+        cpu_cores: float | str | None = None,
+        host_memory: str | None = None,
+        spares: int | str = 0,
+        value: float | str | None = None,
+        queue_timeout: timedelta | float | None = None,
+        max_runtime: timedelta | float | None = None,
+        gpu_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.gpus = gpus
+        self.memory = memory
+        self.model = model
+        self.min_tflops = min_tflops
+        self.strict = strict
+        self.cpu_cores = cpu_cores
+        self.host_memory = host_memory
+        self.spares = spares
+        self.value = value
+        self.queue_timeout = queue_timeout
+        self.max_runtime = max_runtime
+        self.gpu_conn_id = gpu_conn_id
+        if deferrable is None:
+            deferrable = conf.getboolean("operators", "default_deferrable", fallback=False)
+        self.deferrable = deferrable
+        self._claim_id: str | None = None
+        self._held: HeldLease | None = None
+        if not self._has_templates():
+            self.build_request()
+
+    # -- for subclasses
+    def run_leased(self, context: Context, lease: HeldLease) -> Any:
+        """Do the work on the leased devices; its return value is the task's XCom."""
+        raise NotImplementedError(f"{type(self).__name__} must implement run_leased(context, lease)")
+
+    def build_request(self) -> GpuRequest:
+        """Return what is asked of the broker; raise InvalidRequest that says what to change."""
+        return build_request(
+            gpus=self.gpus,
+            memory=self.memory,
+            model=self.model,
+            min_tflops=self.min_tflops,
+            strict=self.strict,
+            cpu_cores=self.cpu_cores,
+            host_memory=self.host_memory,
+            host=local_host(),
+            spares=self.spares,
+            max_runtime=_seconds(self.max_runtime),
+        )
+
+    # -- lifecycle
+    def execute(self, context: Context) -> Any:
+        """Ask for the devices, wait for them, work, give them back."""
+        with _fail_the_hopeless():
+            hook = GpuBrokerHook(self.gpu_conn_id)
+            view = hook.submit(self._claim_body(context), wait_s=_DECIDE_S)
+            self._claim_id = view.claim_id
+            return self._proceed(context, hook, view, self._deadline())
+
+    def resume(self, context: Context, event: dict[str, Any], deadline: str | None = None) -> Any:
+        """Go on after the triggerer waited."""
+        with _fail_the_hopeless():
+            self._claim_id = event["claim_id"]
+            hook = GpuBrokerHook(self.gpu_conn_id)
+            view = hook.collect(event["claim_id"])
+            ends_at = None if deadline is None else datetime.fromisoformat(deadline)
+            if event["why"] == ClaimState.PENDING.value:
+                self.log.info("Claim %s is near its turn: standing by", view.claim_id)
+            return self._proceed(context, hook, view, ends_at, standby=True)
+
+    def on_kill(self) -> None:
+        """Give everything back when a person ends the task."""
+        if self._held is not None:
+            self._held.release("killed")
+        elif self._claim_id is not None:
+            GpuBrokerHook(self.gpu_conn_id).cancel(self._claim_id)
+
+    def _proceed(
+        self,
+        context: Context,
+        hook: GpuBrokerHook,
+        view: ClaimView,
+        deadline: datetime | None,
+        *,
+        standby: bool = False,
+    ) -> Any:
+        while view.state is ClaimState.PENDING:
+            self._log_waiting(view)
+            left_s = _POLL_S if deadline is None else (deadline - _now()).total_seconds()
+            if left_s <= 0:
+                hook.cancel(view.claim_id)
+                raise QueueTimeout(
+                    f"No GPUs within queue_timeout={self.queue_timeout}: asked {self.gpus}; position "
+                    f"{view.position}, {view.reason}. Raise queue_timeout, ask for less or add nodes."
+                )
+            if self.deferrable and not standby:
+                self._defer(view.claim_id, deadline)
+            hook.wait(view.claim_id, timeout_s=min(_POLL_S, left_s))
+            view = hook.collect(view.claim_id)
+        return self._work(context, hook, view)
+
+    def _work(self, context: Context, hook: GpuBrokerHook, view: ClaimView) -> Any:
+        if view.state is ClaimState.REJECTED:
+            raise RequestRejected(str(view.reason), reason=view.reason_code)
+        if view.lease is None:
+            raise LeaseLost(
+                f"Claim {view.claim_id} is {view.state.value} ({view.reason_code}): its devices were not "
+                "collected in time or were taken back. A retry asks again."
+            )
+        self._held = HeldLease(view.lease, hook)
+        with self._held.working() as lease:
+            self._check_host(lease)
+            for device in lease.devices:
+                self.log.info(
+                    "Leased %s (%s%s, node %s), match degree %.2f",
+                    device.id,
+                    device.model,
+                    ", simulated" if device.simulated else "",
+                    device.node,
+                    lease.match_degree,
+                )
+            return self.run_leased(context, lease)
+
+    def _defer(self, claim_id: str, deadline: datetime | None) -> None:
+        ends_at = None if deadline is None else deadline.isoformat()
+        near_s = conf.getfloat("gpu", "standby_s", fallback=10.0)
+        self.defer(
+            trigger=LeaseTrigger(claim_id, self.gpu_conn_id, near_s or None, ends_at),
+            method_name="resume",
+            kwargs={"deadline": ends_at},
+        )
+
+    def _claim_body(self, context: Context) -> ClaimBody:
+        ti, dag_run = context["ti"], context["dag_run"]
+        is_backfill = str(getattr(dag_run.run_type, "value", dag_run.run_type)) == "backfill"
+        return ClaimBody(
+            key=TaskKey(
+                dag_id=ti.dag_id,
+                run_id=ti.run_id,
+                task_id=ti.task_id,
+                map_index=-1 if ti.map_index is None else ti.map_index,
+                try_number=ti.try_number,
+            ),
+            request=RequestBody.from_request(self.build_request()),
+            value=self._value(),
+            run_type=RunType.BACKFILL if is_backfill else RunType.LIVE,
+            ti_id=str(ti.id),
+            owner=self.owner,
+        )
+
+    def _value(self) -> float:
+        given = self.priority_weight if self.value is None else self.value
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"value={given!r} is not a number; give the task's business value, e.g. value=120."
+            ) from None
+
+    def _check_host(self, lease: HeldLease) -> None:
+        here = local_host()
+        elsewhere = sorted({d.host for d in lease.devices if d.host != here})
+        if elsewhere:
+            raise LeaseLost(
+                f"The task resumed on host {here}, its devices are on {', '.join(elsewhere)}: route the task "
+                "to a queue that only this host's workers serve."
+            )
+
+    def _log_waiting(self, view: ClaimView) -> None:
+        start = "unknown" if view.starts_in_s is None else f"in {view.starts_in_s:.0f} s"
+        self.log.info(
+            "Claim %s waits: position %s, expected start %s; %s",
+            view.claim_id,
+            view.position or "not yet known",
+            start,
+            view.reason or "not yet looked at",
+        )
+
+    def _deadline(self) -> datetime | None:
+        seconds = _seconds(self.queue_timeout)
+        return None if seconds is None else _now() + timedelta(seconds=seconds)
+
+    def _has_templates(self) -> bool:
+        """Tell whether an argument is only known when the task runs."""
+        values = [getattr(self, name) for name in GpuLeasedOperator.template_fields]
+        return any(hasattr(value, "resolve") or "{{" in str(value) for value in values)
+
+
+@contextmanager
+def _fail_the_hopeless() -> Iterator[None]:
+    """Turn errors that no retry can mend into a failure without retries."""
+    try:
+        yield
+    except _HOPELESS as error:
+        raise AirflowFailException(f"{error.message} [{error.reason}]") from error
+
+
+def _seconds(value: timedelta | float | None) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

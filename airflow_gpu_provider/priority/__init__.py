@@ -1,0 +1,1 @@
+"""Airflow's own priorities, set from business value."""

@@ -1,0 +1,1 @@
+"""Waiting in the triggerer."""

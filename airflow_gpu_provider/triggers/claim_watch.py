@@ -1,0 +1,103 @@
+"""One long-poll for all waiting claims of a triggerer.
+
+Thousands of deferred tasks must not hold thousands of connections: all triggers of an event loop that wait
+through the same connection share one `ClaimWatch`, which asks the broker for all their claims with one
+request and hands each trigger its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import weakref
+
+from airflow_gpu_provider.exceptions import GpuProviderError
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.server.wire import ClaimView
+
+log = logging.getLogger(__name__)
+
+_GATHER_S = 0.05  # claims that arrive together are asked for together
+
+_watches: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, ClaimWatch]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def claim_watch(gpu_conn_id: str) -> ClaimWatch:
+    """Return the watch of the running event loop for this connection."""
+    of_loop = _watches.setdefault(asyncio.get_running_loop(), {})
+    if gpu_conn_id not in of_loop:
+        of_loop[gpu_conn_id] = ClaimWatch(GpuBrokerHook(gpu_conn_id))
+    return of_loop[gpu_conn_id]
+
+
+class ClaimWatch:
+    """Waits for many claims with one request at a time."""
+
+    def __init__(self, hook: GpuBrokerHook) -> None:
+        self._hook = hook
+        self._waiting: dict[str, asyncio.Future[ClaimView]] = {}
+        self._near_s: float | None = None
+        self._joined = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+
+    async def wait(self, claim_id: str, *, near_s: float | None) -> ClaimView:
+        """Return the claim as soon as it is no longer pending, or its turn is at most `near_s` away.
+
+        Raise the error that the broker's answer stands for when the request itself fails.
+        """
+        future = self._waiting.get(claim_id)
+        if future is None:
+            future = self._waiting[claim_id] = asyncio.get_running_loop().create_future()
+        self._near_s = near_s
+        self._joined.set()
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll(), name=f"gpu claims of {self._hook.gpu_conn_id}")
+        try:
+            # Shielded: one cancelled trigger must not cancel another's wait for the same claim.
+            return await asyncio.shield(future)
+        finally:
+            if not future.done():
+                self._waiting.pop(claim_id, None)
+                future.cancel()
+                self._joined.set()
+
+    async def _poll(self) -> None:
+        """Ask for all waiting claims, again and again, until none is left."""
+        try:
+            while self._waiting:
+                await asyncio.sleep(_GATHER_S)
+                self._joined.clear()
+                await self._ask_once(list(self._waiting))
+        finally:
+            await self._hook.aclose()
+
+    async def _ask_once(self, claim_ids: list[str]) -> None:
+        request = asyncio.create_task(self._hook.wait_any(claim_ids, near_s=self._near_s))
+        joined = asyncio.create_task(self._joined.wait())
+        try:
+            # A claim that joins ends this request, so that the next one asks for it as well.
+            await asyncio.wait({request, joined}, return_when=asyncio.FIRST_COMPLETED)
+            if request.done():
+                self._answer(claim_ids, request)
+        finally:
+            for task in (request, joined):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, GpuProviderError):
+                    await task
+
+    def _answer(self, claim_ids: list[str], request: asyncio.Task[list[ClaimView]]) -> None:
+        error = request.exception()
+        if error is not None:
+            log.warning("Waiting for %d claims failed: %s", len(claim_ids), error)
+            for claim_id in claim_ids:
+                future = self._waiting.pop(claim_id, None)
+                if future is not None and not future.done():
+                    future.set_exception(error)
+            return
+        for view in request.result():
+            future = self._waiting.pop(view.claim_id, None)
+            if future is not None and not future.done():
+                future.set_result(view)

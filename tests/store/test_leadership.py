@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import Engine
+
+from airflow_gpu_provider.store.leadership import Leadership
+
+
+def test_one_of_many_replicas_leads(engine: Engine) -> None:
+    replicas = [Leadership(engine, f"replica-{i}", ttl_s=60) for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        terms = [term for term in pool.map(lambda r: r.acquire(), replicas) if term]
+    assert len(terms) == 1
+    assert replicas[0].current() == terms[0].holder
+
+
+def test_a_leader_keeps_its_term_while_it_renews(engine: Engine) -> None:
+    leader = Leadership(engine, "a", ttl_s=60)
+    first, again = leader.acquire(), leader.acquire()
+    assert first == again
+    assert Leadership(engine, "b", ttl_s=60).acquire() is None
+
+
+def test_a_silent_leader_is_replaced_in_a_new_term(engine: Engine) -> None:
+    first = Leadership(engine, "a", ttl_s=0.2).acquire()
+    time.sleep(0.3)
+    second = Leadership(engine, "b", ttl_s=60).acquire()
+    assert first is not None and second is not None
+    assert (second.holder, second.number) == ("b", first.number + 1)
+    assert Leadership(engine, "a", ttl_s=60).acquire() is None
+
+
+def test_a_leader_that_was_away_too_long_comes_back_in_a_new_term(engine: Engine) -> None:
+    leader = Leadership(engine, "a", ttl_s=0.2)
+    first = leader.acquire()
+    time.sleep(0.3)
+    second = leader.acquire()
+    assert first is not None and second is not None and second.number == first.number + 1
+
+
+def test_nobody_leads_after_a_resignation(engine: Engine) -> None:
+    leader = Leadership(engine, "a", ttl_s=60)
+    term = leader.acquire()
+    assert term is not None
+    leader.resign(term)
+    assert leader.current() is None
+    assert Leadership(engine, "b", ttl_s=60).acquire() is not None
