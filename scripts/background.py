@@ -30,8 +30,7 @@ def up(home: AirflowHome, port: int | None) -> None:
     except BaseException:
         stack.stop()
         raise
-    if stack.state["about"]["simulated"]:
-        print(fleet.ANNOUNCEMENT)
+    print(fleet.announcement(stack.broker("admin").nodes()))
     print(f"address   {stack.url}\nuser      {USER}\npassword  {home.secrets().password}")
     print(f"logs      {home.logs}\nend it with `make down`")
 

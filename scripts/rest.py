@@ -131,6 +131,12 @@ class BrokerApi:
         """Return the broker's answer to a question, whatever it is."""
         return self._http.get(path)
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the fleet with its devices."""
+        answer = self.get("/nodes")
+        answer.raise_for_status()
+        return list(answer.json())
+
     def devices(self) -> int | None:
         """Return how many devices the broker knows, None while it does not answer."""
         try:

@@ -24,7 +24,7 @@ from scripts.airflow_home import ROOT, USER, AirflowHome
 from scripts.errors import StackError
 from scripts.processes import Process, descendants, end_all, send
 from scripts.rest import AirflowApi, BrokerApi
-from scripts.warden import GRACE_S, Command, Plan
+from scripts.warden import ALREADY_RUNNING, GRACE_S, Command, Plan
 
 FREE_MIB = 500  # database, logs and models of some runs
 READY_TIMEOUT_S = 300.0  # 40 s on two idle cores; a busy machine was seen to take 140 s
@@ -38,7 +38,7 @@ class StackOptions:
     home: AirflowHome
     port: int | None = None  #: None: any free one
     parallelism: int = 4  #: the LocalExecutor forks that many workers at once, 0.2 GB each
-    simulated: str | None = None  #: fleet to simulate; None: the real GPUs of this machine, else the default
+    simulated: str = fleet.REAL_OR_DEFAULT  #: fleet to simulate
     detached: bool = False  #: True: goes on when its starter ends, until `make down`
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -82,6 +82,11 @@ class Stack:
         return warden is not None and Process(**warden).is_alive
 
     @property
+    def is_ours(self) -> bool:
+        """True when this object started it, and so has to end it."""
+        return self._warden is not None
+
+    @property
     def url(self) -> str:
         """Return the address of the API server."""
         return str(self.state["about"]["url"])
@@ -102,7 +107,6 @@ class Stack:
         self._refuse_or_clean()
         port = ports.claim(self.options.port)
         plan, environment = self._plan(port)
-        self.state_file.unlink(missing_ok=True)
         self.home.logs.mkdir(parents=True, exist_ok=True)
         with open(self.home.logs / "warden.log", "ab") as log:
             self._warden = subprocess.Popen(
@@ -120,11 +124,11 @@ class Stack:
         self._warden.stdin.flush()
         if self.options.detached:
             self._warden.stdin.close()
-        deadline = time.monotonic() + 10
-        while not self.state_file.exists():
-            self.raise_if_failed()
-            if time.monotonic() > deadline:
-                raise StackError(f"the stack did not start within 10 s; see {self.home.logs / 'warden.log'}")
+        while self.state.get("warden", {}).get("pid") != self._warden.pid:
+            if (code := self._warden.poll()) is not None:
+                self._warden = None
+                why = "another stack was starting at the same moment" if code == ALREADY_RUNNING else "see"
+                raise StackError(f"the stack did not start: {why} ({self.home.logs / 'warden.log'})")
             time.sleep(0.05)
 
     def _refuse_or_clean(self) -> None:
@@ -142,7 +146,6 @@ class Stack:
     def _plan(self, port: int) -> tuple[Plan, dict[str, str]]:
         url = f"http://127.0.0.1:{port}"
         log_ports = [ports.claim(None) for _ in range(2)]
-        simulated = self.options.simulated or fleet.simulated_if_no_gpu()
         environment = {
             **self.home.environment(),
             "AIRFLOW__CORE__PARALLELISM": str(self.options.parallelism),
@@ -159,7 +162,7 @@ class Stack:
             "scheduler": [*airflow, "scheduler"],
             "dag-processor": [*airflow, "dag-processor"],
             "triggerer": [*airflow, "triggerer"],
-            "gpu-agent": fleet.agent_command(self.home, url, simulated),
+            "gpu-agent": fleet.agent_command(self.home, url, self.options.simulated),
         }
         migrate = [sys.executable, "-m", "scripts.airflow_home", str(self.home.path)]
         plan = Plan(
@@ -168,7 +171,7 @@ class Stack:
             detached=self.options.detached,
             setup=[] if self.home.is_migrated() else [self._command("migration", migrate)],
             processes=[self._command(name, argv) for name, argv in programs.items()],
-            about={"url": url, "user": USER, "simulated": simulated},
+            about={"url": url, "user": USER},
         )
         return plan, environment
 
@@ -190,6 +193,19 @@ class Stack:
                 )
             time.sleep(0.5)
         with_broker.close()
+
+    def wait_for_dag(self, dag_id: str, *, timeout_s: float = 120.0) -> None:
+        """Return when a DAG can be triggered; raise at once when its file cannot be imported."""
+        deadline = time.monotonic() + timeout_s
+        while not self.api.dag_is_known(dag_id):
+            self.raise_if_failed()
+            if time.monotonic() > deadline:
+                folders = ", ".join(map(str, self.home.dag_folders))
+                raise StackError(
+                    f"Airflow found no DAG {dag_id!r} in {folders} within {timeout_s:.0f} s; "
+                    f"see {self.home.logs / 'dag-processor.log'}"
+                )
+            time.sleep(0.5)
 
     def raise_if_failed(self) -> None:
         """Raise when the stack ended, with the last words of the process that ended it."""

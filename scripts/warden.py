@@ -26,6 +26,7 @@ from scripts.processes import adopt_orphans, descendants, die_with_parent, end_a
 GRACE_S = 8.0  # the API server needs up to 6 s to close its connections
 TICK_S = 0.2
 CENSUS_S = 1.0
+ALREADY_RUNNING = 2  #: exit code
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Warden:
         """Start, watch, end; return 0 when it was asked to end, 1 when the stack failed."""
         lock = self._take_lock()
         if lock is None:
-            return 2
+            return ALREADY_RUNNING
         adopt_orphans()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
