@@ -157,7 +157,7 @@ def main() -> int:
     arguments = parser.parse_args()
     end_like_ctrl_c()
     console = Console()
-    conf: dict[str, object] = {}
+    conf: dict[str, object] = {"redo": True}  # a second demo shows as much as the first
     if arguments.catalog:
         conf["catalog"] = str(arguments.catalog.resolve())
     if arguments.limit:

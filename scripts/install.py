@@ -89,7 +89,7 @@ def install(groups: set[str], pins: str) -> None:
         "-m",
         "pip",
         "install",
-        "--quiet",
+        "-qq",  # errors only
         "--disable-pip-version-check",
         "-c",
         str(CONSTRAINTS),
