@@ -107,6 +107,10 @@ def _hint(status: int) -> str:
 
 
 def _words(response: httpx.Response) -> str:
-    """Return the status and the first words of the answer."""
-    text = " ".join(response.text.split())[:200].rstrip(".")
+    """Return the status and what the broker says about it, or the first words of whatever answered."""
+    try:
+        text = str(response.json()["detail"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    text = " ".join(text.split())[:200].rstrip(".")
     return f"HTTP {response.status_code}{': ' + text if text else ''}"

@@ -57,7 +57,7 @@ class Broker:
                     return
                 broker.requests.append((self.path, body))
                 known = self.headers["Authorization"] == f"Bearer {broker.token}"
-                content = (broker.content if known else '{"message": "unknown token"}').encode()
+                content = (broker.content if known else '{"detail": {"message": "unknown token."}}').encode()
                 self.send_response(broker.status if known else 401)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
@@ -102,7 +102,7 @@ def test_reports_go_over_one_kept_connection(broker: Broker) -> None:
 
 
 def test_a_refused_token_is_told_with_what_to_do(broker: Broker) -> None:
-    with pytest.raises(IdentityRefused, match=r"unknown token.*Mint another") as caught:
+    with pytest.raises(IdentityRefused, match=r"\(HTTP 401: unknown token\)\. Mint another") as caught:
         reporter(broker, "wrong")(EMPTY)
     assert "wrong" not in caught.value.message
 
