@@ -114,7 +114,7 @@ def write_private(path: Path, text: str) -> None:
 
 def _bundle(folder: Path) -> dict[str, object]:
     return {
-        "name": "dags" if folder == DAGS else folder.name,
+        "name": "dags" if folder == DAGS else f"{folder.parent.name}-{folder.name}",
         "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
         "kwargs": {"path": str(folder)},
     }
