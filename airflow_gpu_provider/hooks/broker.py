@@ -39,6 +39,7 @@ from airflow_gpu_provider.server.wire import (
     RenewAnswer,
     RenewBody,
     Status,
+    WaitAnswer,
     WaitBody,
 )
 
@@ -86,8 +87,10 @@ class GpuBrokerHook(BaseHook):
     def wait(self, claim_id: str, *, timeout_s: float = _LONG_POLL_S) -> ClaimView | None:
         """Return the claim as soon as it is no longer pending; None after `timeout_s`."""
         body = WaitBody(claim_ids=(claim_id,), timeout_s=timeout_s, near_s=None)
-        views: list[ClaimView] = self._post("/v1/claims/wait", body, list[ClaimView])
-        return views[0] if views else None
+        answer = self._post("/v1/claims/wait", body, WaitAnswer)
+        if answer.unknown:
+            raise InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
+        return answer.ready[0] if answer.ready else None
 
     def cancel(self, claim_id: str) -> None:
         """Withdraw a claim and whatever it holds."""
@@ -130,10 +133,10 @@ class GpuBrokerHook(BaseHook):
         )
 
     # -- for triggers
-    async def wait_any(self, claim_ids: Sequence[str], *, near_s: float | None) -> list[ClaimView]:
+    async def wait_any(self, claim_ids: Sequence[str], *, near_s: float | None) -> WaitAnswer:
         """Long-poll for many claims with one request."""
         body = WaitBody(claim_ids=tuple(claim_ids), timeout_s=_LONG_POLL_S, near_s=near_s)
-        return await self._apost("/v1/claims/wait", body, list[ClaimView])
+        return await self._apost("/v1/claims/wait", body, WaitAnswer)
 
     async def acancel(self, claim_id: str) -> None:
         """Withdraw a claim and whatever it holds."""

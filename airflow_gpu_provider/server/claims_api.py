@@ -23,6 +23,7 @@ from airflow_gpu_provider.server.wire import (
     RenewAnswer,
     RenewBody,
     Status,
+    WaitAnswer,
     WaitBody,
 )
 
@@ -57,11 +58,8 @@ async def collect(claim_id: str, broker: BrokerDep) -> ClaimView:
 
 
 @router.post("/claims/wait")
-async def wait(body: WaitBody, broker: BrokerDep) -> list[ClaimView]:
-    """Answer with the claims that are no longer pending or near their turn, as soon as there is one.
-
-    An unknown claim is reported as a `missing` error, so that nobody waits for it for ever.
-    """
+async def wait(body: WaitBody, broker: BrokerDep) -> WaitAnswer:
+    """Answer as soon as one of the claims is no longer pending, near its turn, or not known at all."""
     return await _until_changed(broker, body.claim_ids, body.timeout_s, body.near_s)
 
 
@@ -125,26 +123,18 @@ async def _one(broker: Broker, claim_id: str) -> ClaimView:
 
 async def _until_changed(
     broker: Broker, claim_ids: tuple[str, ...], timeout_s: float, near_s: float | None
-) -> list[ClaimView]:
+) -> WaitAnswer:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     with broker.wakeup.listen() as bell:
         while True:
             found = await run_in_threadpool(broker.views, claim_ids)
-            missing = set(claim_ids) - {view.claim_id for view in found}
-            if missing:
-                raise HTTPException(
-                    status.HTTP_404_NOT_FOUND,
-                    {
-                        "reason": "unknown_claim",
-                        "message": f"The broker knows no claim {', '.join(sorted(missing)[:5])}.",
-                        "claim_ids": sorted(missing),
-                    },
-                )
+            # Said at once: a claim that does not exist would be waited for until the end of time.
+            unknown = sorted(set(claim_ids) - {view.claim_id for view in found})
             ready = [view for view in found if _is_ready(view, near_s)]
             left_s = deadline - loop.time()
-            if ready or left_s <= 0:
-                return ready
+            if ready or unknown or left_s <= 0:
+                return WaitAnswer(ready=ready, unknown=unknown)
             await bell.wait(min(left_s, _LOOK_AGAIN_S))
 
 

@@ -140,6 +140,13 @@ class WaitBody(_Body):
     near_s: float | None = Field(None, ge=0)
 
 
+class WaitAnswer(BaseModel):
+    """The claims that need no more waiting, and those that the broker does not know."""
+
+    ready: list[ClaimView] = []
+    unknown: list[str] = []
+
+
 class RenewBody(_Body):
     """Keep a lease."""
 

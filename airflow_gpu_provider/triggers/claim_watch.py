@@ -12,9 +12,9 @@ import contextlib
 import logging
 import weakref
 
-from airflow_gpu_provider.exceptions import GpuProviderError
+from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.server.wire import ClaimView
+from airflow_gpu_provider.server.wire import ClaimView, WaitAnswer
 
 log = logging.getLogger(__name__)
 
@@ -88,16 +88,26 @@ class ClaimWatch:
                 with contextlib.suppress(asyncio.CancelledError, GpuProviderError):
                     await task
 
-    def _answer(self, claim_ids: list[str], request: asyncio.Task[list[ClaimView]]) -> None:
+    def _answer(self, claim_ids: list[str], request: asyncio.Task[WaitAnswer]) -> None:
         error = request.exception()
         if error is not None:
             log.warning("Waiting for %d claims failed: %s", len(claim_ids), error)
             for claim_id in claim_ids:
-                future = self._waiting.pop(claim_id, None)
-                if future is not None and not future.done():
-                    future.set_exception(error)
+                self._settle(claim_id, error)
             return
-        for view in request.result():
-            future = self._waiting.pop(view.claim_id, None)
-            if future is not None and not future.done():
-                future.set_result(view)
+        answer = request.result()
+        for claim_id in answer.unknown:
+            self._settle(
+                claim_id, InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
+            )
+        for view in answer.ready:
+            self._settle(view.claim_id, view)
+
+    def _settle(self, claim_id: str, outcome: ClaimView | BaseException) -> None:
+        future = self._waiting.pop(claim_id, None)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

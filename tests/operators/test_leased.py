@@ -1,0 +1,99 @@
+"""The lease lifecycle of a task: by `dag.test()` in a real Airflow process, against a served broker."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.operators.leased import GpuLeasedOperator
+from airflow_gpu_provider.server.auth import mint_token
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
+from tests.server.conftest import SECRET
+
+DAGS = Path(__file__).parent / "dags"
+
+
+@pytest.fixture
+def environment(base_url: str) -> dict[str, str]:
+    """Return what a worker needs: the connection, and the name of the host that the fleet is on."""
+    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
+    connection = {"conn_type": "gpu", "host": base_url, "password": token}
+    return {"AIRFLOW_CONN_GPU_DEFAULT": json.dumps(connection), "GPU_HOST": "h1"}
+
+
+def test_tasks_get_their_devices_and_give_them_back(
+    dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker
+) -> None:
+    run = dag_test(DAGS, "leased_tasks", environment=environment)
+    assert "'devices': ['GPU-n1-" in run.output
+    assert "'order': 'PCI_BUS_ID'" in run.output
+    assert "SEEN retried 2" in run.output
+    assert run.tasks["templated[0]"] == run.tasks["templated[1]"] == "success"
+    assert "['GPU-n1-0', 'GPU-n1-1']" in run.output, "a template renders to a number"
+    assert broker.repository.live_leases() == []
+    assert broker.repository.pending() == []
+
+    # What can never run fails at once, without one of its retries.
+    assert run.tasks["too_many"] == run.tasks["unknown_model"] == "failed"
+    assert "asked 16" in run.output.lower() and "[exceeds_fleet]" in run.output
+    assert "Z9000" in run.output and "[unknown_model]" in run.output
+    assert run.tasks["impatient"] == "success"
+
+
+def test_a_task_that_must_wait_is_deferred_and_resumes_with_its_devices(
+    dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker
+) -> None:
+    key = TaskKey(dag_id="other", run_id="r", task_id="t", map_index=-1, try_number=1)
+    holder = broker.submit(ClaimBody(key=key, request=RequestBody(gpus=2)))
+
+    def release_when_it_waits() -> None:
+        deadline = time.monotonic() + 60
+        while not broker.repository.pending() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(2)
+        broker.cancel(holder)
+
+    thread = threading.Thread(target=release_when_it_waits)
+    thread.start()
+    run = dag_test(DAGS, "waiting_task", environment=environment)
+    thread.join()
+    assert run.state == "success"
+    assert "LeaseTrigger" in run.output, "it was deferred"
+    assert "SEEN work ['GPU-n1-0', 'GPU-n1-1']" in run.output
+
+
+def test_a_broker_that_is_down_is_a_clear_error(
+    dag_test: Callable[..., Any], environment: dict[str, str]
+) -> None:
+    connection = json.loads(environment["AIRFLOW_CONN_GPU_DEFAULT"]) | {"host": "http://127.0.0.1:9"}
+    down = {**environment, "AIRFLOW_CONN_GPU_DEFAULT": json.dumps(connection)}
+    run = dag_test(DAGS, "waiting_task", environment=down)
+    assert run.tasks == {"work": "failed"}
+    assert "The GPU broker at http://127.0.0.1:9/gpu" in run.output
+    assert "Check that the API server runs" in run.output
+
+
+@pytest.mark.parametrize("gpus", [0, -1, 1.5, "two", None, True])
+def test_wrong_numbers_of_devices_are_refused_when_the_dag_is_read(gpus: Any) -> None:
+    with pytest.raises(InvalidRequest, match="gpus"):
+        GpuLeasedOperator(task_id="t", gpus=gpus)
+
+
+def test_wrong_memory_is_refused_when_the_dag_is_read() -> None:
+    with pytest.raises(InvalidRequest, match="8GiB"):
+        GpuLeasedOperator(task_id="t", memory="8")
+
+
+def test_a_template_is_checked_when_it_is_rendered() -> None:
+    operator = GpuLeasedOperator(task_id="t", gpus="{{ params.n }}")
+    operator.gpus = "two"
+    with pytest.raises(InvalidRequest, match="two"):
+        operator.build_request()

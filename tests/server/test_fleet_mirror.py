@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from airflow_gpu_provider.server.fleet import FleetMirror
+from airflow_gpu_provider.server.wire import NodeReport
+from airflow_gpu_provider.store.nodes import StoredNode
+
+from .conftest import report
+
+NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def mirror() -> FleetMirror:
+    return FleetMirror(stale_after_s=10, forget_after_s=3600)
+
+
+def with_utilisation(node: NodeReport, value: float) -> NodeReport:
+    devices = tuple(d.model_copy(update={"utilisation": value}) for d in node.devices)
+    return node.model_copy(update={"devices": devices})
+
+
+def test_a_node_that_stops_reporting_is_stale_and_comes_back() -> None:
+    fleet = mirror()
+    fleet.fold([report()], NOW)
+    assert fleet.fleet(after(9)).nodes[0].unavailable is None
+    stale = fleet.fleet(after(11)).nodes[0].unavailable
+    assert stale == "no report for 11 s (limit 10 s)"
+    assert fleet.fold([report()], after(12)), "its return may let claims start"
+    assert fleet.fleet(after(13)).nodes[0].unavailable is None
+
+
+def test_only_what_matters_for_a_placement_wakes_the_leader() -> None:
+    fleet = mirror()
+    assert fleet.fold([report()], NOW)
+    assert not fleet.fold([with_utilisation(report(), 0.9)], after(1))
+    assert fleet.fold([report(suspect="XID 79")], after(2))
+
+
+def test_the_database_hears_of_changes_at_once_and_of_the_rest_seldom() -> None:
+    fleet = mirror()
+    fleet.fold([report()], NOW)
+    first = fleet.unsaved()
+    assert [stored.report.name for stored in first] == ["n1"]
+    fleet.mark_saved(first)
+    fleet.fold([with_utilisation(report(), 0.5)], after(1))
+    assert fleet.unsaved() == []
+    fleet.fold([with_utilisation(report(), 0.5)], after(4))
+    assert len(fleet.unsaved()) == 1, "other replicas must see that the node is alive"
+
+
+def test_a_node_that_left_for_good_is_no_longer_part_of_the_fleet() -> None:
+    fleet = mirror()
+    fleet.fold([report("old")], NOW)
+    fleet.fold([report("new")], after(3700))
+    assert [node.name for node in fleet.fleet(after(3700)).nodes] == ["new"]
+
+
+def test_what_another_replica_stored_counts_where_it_is_newer() -> None:
+    fleet = mirror()
+    fleet.fold([report(gpus=2)], after(5))
+    fleet.merge([StoredNode(report(gpus=1), NOW), StoredNode(report("n2", gpus=3), NOW)])
+    assert {n.name: len(n.devices) for n in fleet.fleet(after(6)).nodes} == {"n1": 2, "n2": 3}
+
+
+def test_a_device_used_by_outsiders_is_not_offered_and_names_them() -> None:
+    node = report()
+    taken = node.devices[0].model_copy(update={"foreign_pids": (4242,)})
+    fleet = mirror()
+    fleet.fold([node.model_copy(update={"devices": (taken, node.devices[1])})], NOW)
+    first, second = fleet.fleet(NOW).nodes[0].devices
+    assert first.unavailable == "used by processes outside the broker (pid 4242)"
+    assert second.unavailable is None
