@@ -16,7 +16,7 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.server.wire import LeaseRow, NodeRow, QueueRow
+from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -78,7 +78,7 @@ def broker(args: argparse.Namespace) -> None:
     from airflow_gpu_provider.server.app import create_app
     from airflow_gpu_provider.server.broker import Broker
     from airflow_gpu_provider.server.reconciler import airflow_task_states
-    from airflow_gpu_provider.server.wire import API_PREFIX
+    from airflow_gpu_provider.wire import API_PREFIX
 
     settings = Settings.load()
     settings.signing_key()  # fail here, not at the first request

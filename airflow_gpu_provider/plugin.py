@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_gpu_provider.server.wire import API_PREFIX
+from airflow_gpu_provider.wire import API_PREFIX
 
 
 class GpuPlugin(AirflowPlugin):

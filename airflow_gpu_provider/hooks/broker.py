@@ -18,7 +18,7 @@ from tenacity import (
     Retrying,
     retry_if_exception_type,
     stop_after_delay,
-    wait_exponential_jitter,
+    wait_random_exponential,
 )
 
 from airflow_gpu_provider.exceptions import (
@@ -28,7 +28,7 @@ from airflow_gpu_provider.exceptions import (
     InvalidRequest,
     LeaseLost,
 )
-from airflow_gpu_provider.server.wire import (
+from airflow_gpu_provider.wire import (
     API_PREFIX,
     ClaimBody,
     ClaimView,
@@ -235,7 +235,7 @@ def _client_options(conn_id: str, connection: Connection) -> dict[str, Any]:
 def _retry_options(patience_s: float) -> dict[str, Any]:
     return {
         "retry": retry_if_exception_type(httpx.TransportError),
-        "wait": wait_exponential_jitter(initial=0.1, max=2.0),
+        "wait": wait_random_exponential(multiplier=0.1, max=2.0),
         "stop": stop_after_delay(patience_s),
         "reraise": True,
     }

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 
 from airflow_gpu_provider.exceptions import BrokerUnavailable, GpuProviderError, IdentityRefused, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.server.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
+from airflow_gpu_provider.inventory.lease_mark import lease_mark
+from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,9 @@ class HeldLease:
         _die_with_parent(signal.SIGKILL)
         self._renewer.start()
         try:
-            yield self
+            # The kernel shows only the environment of a process's start: the mark tells the agent who we are.
+            with lease_mark(self.lease_id):
+                yield self
             outcome = "done"
         except _LostNow:
             raise self._why_lost or LeaseLost("The GPU lease was lost.") from None

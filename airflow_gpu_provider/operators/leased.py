@@ -27,8 +27,8 @@ from airflow_gpu_provider.exceptions import (
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID, GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.operators.held_lease import HeldLease
-from airflow_gpu_provider.server.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.server.auth import Identity, Role, requires
 from airflow_gpu_provider.server.claims_api import BrokerDep
-from airflow_gpu_provider.server.wire import ReportAnswer, ReportBody
+from airflow_gpu_provider.wire import ReportAnswer, ReportBody
 
 router = APIRouter(prefix="/v1/agents")
 

@@ -17,7 +17,12 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.wakeup import Wakeup
-from airflow_gpu_provider.server.wire import (
+from airflow_gpu_provider.store.decisions import DecisionStore
+from airflow_gpu_provider.store.engine import make_engine
+from airflow_gpu_provider.store.leadership import Leadership
+from airflow_gpu_provider.store.nodes import NodeStore
+from airflow_gpu_provider.store.repository import ClaimRow, Repository, StoredLease, task_key
+from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
     ClaimView,
@@ -31,11 +36,6 @@ from airflow_gpu_provider.server.wire import (
     ReportAnswer,
     ReportBody,
 )
-from airflow_gpu_provider.store.decisions import DecisionStore
-from airflow_gpu_provider.store.engine import make_engine
-from airflow_gpu_provider.store.leadership import Leadership
-from airflow_gpu_provider.store.nodes import NodeStore
-from airflow_gpu_provider.store.repository import ClaimRow, Repository, StoredLease, task_key
 
 _SQLITE_LEADER_TTL_S = 6.0
 

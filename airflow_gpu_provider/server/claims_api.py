@@ -12,7 +12,7 @@ from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, L
 from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.auth import Role, requires
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.wire import (
+from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
     ClaimView,

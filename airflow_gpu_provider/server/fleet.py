@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
-from airflow_gpu_provider.server.wire import DeviceReport, NodeReport
 from airflow_gpu_provider.store.nodes import StoredNode
+from airflow_gpu_provider.wire import DeviceReport, NodeReport
 
 _REFRESH_S = 3.0
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_gpu_provider.server.wire import TaskKey
 from airflow_gpu_provider.store.repository import ClaimRow, Repository, task_key
+from airflow_gpu_provider.wire import TaskKey
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.claims_api import BrokerDep
-from airflow_gpu_provider.server.wire import LeaseRow, NodeRow, QueueRow, Status
+from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow, Status
 
 router = APIRouter(prefix="/ui", dependencies=[Depends(requires_access_view(AccessView.CLUSTER_ACTIVITY))])
 

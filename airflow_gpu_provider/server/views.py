@@ -6,7 +6,8 @@ from airflow_gpu_provider import __version__
 from airflow_gpu_provider.broker.model import RunType
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
-from airflow_gpu_provider.server.wire import (
+from airflow_gpu_provider.store.repository import task_key
+from airflow_gpu_provider.wire import (
     DeviceReport,
     DeviceRow,
     LeaseRow,
@@ -16,7 +17,6 @@ from airflow_gpu_provider.server.wire import (
     Status,
     TaskKey,
 )
-from airflow_gpu_provider.store.repository import task_key
 
 
 def task_name(key: TaskKey) -> str:

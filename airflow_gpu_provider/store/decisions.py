@@ -24,10 +24,10 @@ from airflow_gpu_provider.broker.model import (
     RunType,
     Waiting,
 )
-from airflow_gpu_provider.server.wire import ClaimState, RequestBody
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.leadership import Term, fence
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
+from airflow_gpu_provider.wire import ClaimState, RequestBody
 
 _MOVED_S = 5.0  # an expected start that moved by less is not worth a write
 

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from sqlalchemy import Engine, bindparam, delete, insert, select, update
 
-from airflow_gpu_provider.server.wire import NodeReport
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import node
+from airflow_gpu_provider.wire import NodeReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, func, inser
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
-from airflow_gpu_provider.server.wire import ClaimBody, ClaimState, TaskKey
 from airflow_gpu_provider.store.decisions import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
 
 ClaimRow = Row[Any]
 

@@ -14,7 +14,7 @@ import weakref
 
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.server.wire import ClaimView, WaitAnswer
+from airflow_gpu_provider.wire import ClaimView, WaitAnswer
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.server.auth import mint_token
-from airflow_gpu_provider.server.wire import (
+from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
     ReleaseBody,

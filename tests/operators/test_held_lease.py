@@ -23,7 +23,7 @@ import sys, time
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.held_lease import HeldLease
-from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
 hook = GpuBrokerHook(patience_s=0.3)
 key = TaskKey(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1)

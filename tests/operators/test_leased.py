@@ -15,7 +15,7 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 from tests.server.conftest import SECRET
 
 DAGS = Path(__file__).parent / "dags"

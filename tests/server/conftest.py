@@ -17,8 +17,8 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.app import create_app
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.wire import API_PREFIX, DeviceReport, NodeReport, ReportBody
 from airflow_gpu_provider.store.db_manager import migrate
+from airflow_gpu_provider.wire import API_PREFIX, DeviceReport, NodeReport, ReportBody
 
 SECRET = "a key for tests that is long enough to sign with"
 

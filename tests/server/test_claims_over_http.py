@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.wire import ReportBody
+from airflow_gpu_provider.wire import ReportBody
 
 from .conftest import report
 

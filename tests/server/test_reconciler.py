@@ -6,7 +6,7 @@ import pytest
 
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.reconciler import TaskId, TaskState, reconcile, why_over
-from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
 KEY = TaskKey(dag_id="d", run_id="r", task_id="t", map_index=3, try_number=2)
 

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Engine
 
 from airflow_gpu_provider.broker.model import ClaimId, Decisions, DeviceId, Placement
-from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
 from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.store.decisions import DecisionStore
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.leadership import Leadership, Term
 from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 

@@ -8,8 +8,8 @@ import pytest
 
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.wire import ClaimBody, RequestBody, TaskKey
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 from tests.hooks.test_broker_hook import connect
 
 
