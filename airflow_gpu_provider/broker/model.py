@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import NewType
 
@@ -115,8 +115,6 @@ class Lease:
     @property
     def ends_by(self) -> datetime | None:
         """When the holder promised to be done, if it promised."""
-        from datetime import timedelta
-
         seconds = self.request.max_runtime_s
         return None if seconds is None else self.granted_at + timedelta(seconds=seconds)
 
@@ -184,6 +182,8 @@ class Snapshot:
     fleet: Fleet
     leases: tuple[Lease, ...]
     claims: tuple[Claim, ...]
+    #: what was asked for lately, for the cost of fragmentation; empty = what is live and pending now
+    recent: tuple[GpuRequest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

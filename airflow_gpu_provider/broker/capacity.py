@@ -1,0 +1,159 @@
+"""What is free on a fleet, as arrays that a cycle takes from.
+
+Free is always computed from the live leases, never stored. Of a device it is a share in milli-GPU, of a
+node the CPU and host memory that remain; a gang's CPU and memory are spread over its nodes by the devices
+on each. The version of a bank grows with each change, so that costs are computed again only where needed.
+The next step is `placement.Placer`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from airflow_gpu_provider.broker.layout import BoolArray, IntArray, Layout, millicores
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest, Lease
+
+#: A device by bank and slot.
+Place: TypeAlias = tuple[int, int]
+
+
+def share_of(total: int, members: int, gpus: int) -> int:
+    """Return what ``members`` of a gang of ``gpus`` need of its CPU or host memory, rounded up."""
+    return total if gpus == 0 else -(-total * members // gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An amount taken from a fleet: shares of devices, CPU and memory of nodes."""
+
+    devices: tuple[tuple[int, int, int], ...]  #: bank, slot, milli
+    nodes: tuple[tuple[int, int, int], ...]  #: node, milli-cores, MiB
+
+
+def part_of(layout: Layout, request: GpuRequest, places: Sequence[Place]) -> Part:
+    """Return what a request takes when it has these devices."""
+    on_node = Counter(int(layout.node_of[bank]) for bank, _ in places)
+    cpu = millicores(request.cpu_cores)
+    return Part(
+        tuple((bank, slot, request.milli) for bank, slot in places),
+        tuple(
+            (
+                node,
+                share_of(cpu, members, request.gpus),
+                share_of(request.host_memory_mib, members, request.gpus),
+            )
+            for node, members in on_node.items()
+        ),
+    )
+
+
+def part_of_lease(layout: Layout, lease: Lease) -> Part:
+    """Return what a lease holds of this fleet; devices that left the fleet hold nothing of it."""
+    places = [layout.place_of[device] for device in lease.devices if device in layout.place_of]
+    return part_of(layout, lease.request, places)
+
+
+class Capacity:
+    """Free devices, CPU and memory. Change it only by its methods: arrays and versions belong together."""
+
+    def __init__(self, layout: Layout, is_open: BoolArray) -> None:
+        self.layout = layout
+        #: [B, W] devices that may be given out at all; the others read as 0 free
+        self.open = is_open
+        self.milli: IntArray = np.where(is_open, WHOLE_DEVICE, 0).astype(np.int64)
+        self.cpu: IntArray = layout.cpu.copy()
+        self.memory: IntArray = layout.memory.copy()
+        self.version: IntArray = np.ones(len(layout.banks), np.int64)
+
+    @classmethod
+    def empty(cls, layout: Layout) -> Capacity:
+        """Return the fleet without leases and with everything that is drained, stale or busy come back."""
+        return cls(layout, layout.exists)
+
+    @classmethod
+    def idle(cls, layout: Layout, *, max_load: float) -> Capacity:
+        """Return what may be given out now if no lease were live."""
+        # NaN (unknown load) compares false: what nobody measured is not a reason to refuse.
+        busy = layout.load >= max_load
+        return cls(layout, layout.offered & ~busy[layout.node_of][:, None])
+
+    def copy(self) -> Capacity:
+        """Return a capacity of its own with the same amounts."""
+        other = Capacity(self.layout, self.open)
+        other.milli, other.cpu, other.memory = self.milli.copy(), self.cpu.copy(), self.memory.copy()
+        return other
+
+    def take(self, part: Part) -> None:
+        """Take a part away."""
+        self._add(part, -1)
+
+    def give(self, part: Part) -> None:
+        """Give a part back."""
+        self._add(part, 1)
+
+    def take_all(self, parts: Iterable[Part]) -> None:
+        """Take many parts away at once; what leases hold of closed devices changes nothing."""
+        many = list(parts)
+        devices = np.array([row for part in many for row in part.devices], np.int64).reshape(-1, 3)
+        nodes = np.array([row for part in many for row in part.nodes], np.int64).reshape(-1, 3)
+        np.subtract.at(self.milli, (devices[:, 0], devices[:, 1]), devices[:, 2])
+        np.subtract.at(self.cpu, nodes[:, 0], nodes[:, 1])
+        np.subtract.at(self.memory, nodes[:, 0], nodes[:, 2])
+        self.milli[~self.open] = 0
+        self.version += 1
+
+    def hide(self, part: Part) -> Part:
+        """Take away as much of a part as is there; return what was taken, to `give` back later."""
+        taken = Part(
+            tuple(
+                (bank, slot, amount)
+                for bank, slot, milli in part.devices
+                if (amount := min(milli, max(0, int(self.milli[bank, slot])))) > 0
+            ),
+            tuple(
+                (node, min(cpu, max(0, int(self.cpu[node]))), min(memory, max(0, int(self.memory[node]))))
+                for node, cpu, memory in part.nodes
+            ),
+        )
+        self.take(taken)
+        return taken
+
+    def free(self, request: GpuRequest, devices: BoolArray) -> BoolArray:
+        """Return which of ``devices`` have the share that a member needs, whatever their node has left."""
+        found: BoolArray = devices & self.open & (self.milli >= request.milli)
+        return found
+
+    def host_limit(self, request: GpuRequest) -> IntArray:
+        """Return how many members the CPU and memory of each node can feed, at most the whole gang."""
+        limit = np.full(len(self.layout.nodes), request.gpus, np.int64)
+        needs = ((self.cpu, millicores(request.cpu_cores)), (self.memory, request.host_memory_mib))
+        for left, need in needs:
+            if need > 0:
+                limit = np.minimum(limit, np.maximum(left, 0) * request.gpus // need)
+        return limit
+
+    def room(self, request: GpuRequest, devices: BoolArray) -> IntArray:
+        """Return how many members of the gang each node can take now."""
+        free = self.layout.per_node(self.free(request, devices).sum(axis=1))
+        return np.minimum(free, self.host_limit(request))
+
+    def fits(self, request: GpuRequest, devices: BoolArray) -> bool:
+        """Return whether the whole gang fits."""
+        return int(self.room(request, devices).sum()) >= request.gpus
+
+    def _add(self, part: Part, sign: int) -> None:
+        touched = {node for node, _, _ in part.nodes}
+        for bank, slot, milli in part.devices:
+            if self.open[bank, slot]:
+                self.milli[bank, slot] += sign * milli
+            touched.add(int(self.layout.node_of[bank]))
+        for node, cpu, memory in part.nodes:
+            self.cpu[node] += sign * cpu
+            self.memory[node] += sign * memory
+        for node in touched:
+            self.version[self.layout.banks_of(node)] += 1

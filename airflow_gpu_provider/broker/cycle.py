@@ -1,0 +1,89 @@
+"""One cycle of the broker: from what is to what shall be.
+
+A function of (snapshot, now, policy), without clock, store or chance: the same snapshot gives the same
+decisions, so a cycle seen in production can be replayed as a test. First leases past their time end, then
+claims that became impossible are rejected, then the queue is walked. The leader writes the decisions in one
+transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from airflow_gpu_provider.broker.admission import Admission
+from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
+from airflow_gpu_provider.broker.fragmentation import Mix
+from airflow_gpu_provider.broker.layout import Layout
+from airflow_gpu_provider.broker.model import (
+    Claim,
+    CyclePolicy,
+    Decisions,
+    Lease,
+    Rejection,
+    Snapshot,
+)
+from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.queue import Walk, ordered
+
+
+def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
+    """Return what to write: ended leases, rejections, placements, and where the waiting claims stand."""
+    live = [lease for lease in snapshot.leases if lease.expires_at > now]
+    expired = tuple(lease.id for lease in snapshot.leases if lease.expires_at <= now)
+    claims = _without_lease(snapshot.claims, live)
+    if not claims:
+        return Decisions(expired=expired)
+    layout = Layout.of(snapshot.fleet)
+    rejections, admitted = _admit(layout, claims)
+    placements, waiting = _walk(layout, live, admitted, snapshot, now, policy).run(
+        ordered(admitted, now, policy)
+    )
+    return Decisions(placements, rejections, waiting, expired)
+
+
+def _without_lease(claims: Iterable[Claim], live: Iterable[Lease]) -> list[Claim]:
+    """Leave out claims that hold devices already: a claim read twice must not get them twice."""
+    served = {lease.claim_id for lease in live}
+    return [claim for claim in claims if claim.id not in served]
+
+
+def _admit(layout: Layout, claims: Iterable[Claim]) -> tuple[tuple[Rejection, ...], list[Claim]]:
+    admission = Admission(layout)
+    rejections: list[Rejection] = []
+    admitted: list[Claim] = []
+    for claim in claims:
+        reason = admission.reject_reason(claim.request, claim.excluded)
+        if reason is None:
+            admitted.append(claim)
+        else:
+            rejections.append(Rejection(claim.id, reason))
+    return tuple(rejections), admitted
+
+
+def _walk(
+    layout: Layout,
+    live: list[Lease],
+    admitted: list[Claim],
+    snapshot: Snapshot,
+    now: datetime,
+    policy: CyclePolicy,
+) -> Walk:
+    parts = [part_of_lease(layout, lease) for lease in live]
+    capacity = Capacity.idle(layout, max_load=policy.max_load)
+    capacity.take_all(parts)
+    asked = snapshot.recent or [
+        *(lease.request for lease in live),
+        *(claim.request for claim in admitted),
+    ]
+    placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band)
+    return Walk(capacity, placer, policy, _endings(live, parts, now))
+
+
+def _endings(live: list[Lease], parts: list[Part], now: datetime) -> list[tuple[float, Part]]:
+    """Return what ends when, in seconds from now; broken promises are no promises."""
+    return [
+        ((lease.ends_by - now).total_seconds(), part)
+        for lease, part in zip(live, parts, strict=True)
+        if lease.ends_by is not None and lease.ends_by > now
+    ]

@@ -1,0 +1,137 @@
+"""When a blocked claim will start, as far as holders promised when they end.
+
+Claims are asked in queue order and each books what it will take, so that the next one cannot count on the
+same devices. A lease without ``max_runtime_s``, or past it, is never counted on. Unknown is None: an
+estimate that nothing promises would let later claims pass on a guess. The next step is the hold in
+`queue.Walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from airflow_gpu_provider.broker.capacity import Capacity, Part, Place, part_of
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
+from airflow_gpu_provider.broker.model import GpuRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """In how many seconds a claim starts (None = nothing promises it), and what must be kept for it now."""
+
+    starts_in_s: float | None
+    keep: Part
+
+
+NOTHING = Expected(None, Part((), ()))
+
+
+class Forecast:
+    """The free capacity of the fleet as a function of time to come."""
+
+    def __init__(self, free: Capacity, idle: Capacity, endings: Iterable[tuple[float, Part]]) -> None:
+        #: free now and not booked; negative where only a later end makes good what is booked
+        self._free = free.copy()
+        self._idle = idle
+        #: [B, W] devices that a claim of unknown start takes as they come: nobody else can count on them
+        self._spoken_for: BoolArray = np.zeros_like(free.open)
+        self._booked: dict[int, tuple[int, int]] = {}  # node: milli-cores, MiB of blocked claims
+        self._at = np.zeros(0)
+        self._devices: IntArray = np.zeros((0, 4), np.int64)  # event, bank, slot, milli
+        self._nodes: IntArray = np.zeros((0, 4), np.int64)  # event, node, milli-cores, MiB
+        self._add_endings(list(endings))
+
+    def book(self, part: Part, ends_in_s: float | None) -> None:
+        """Count a part as taken from now on, until it ends if that is known."""
+        self._free.take(part)
+        if ends_in_s is not None:
+            self._add_endings([(ends_in_s, part)])
+
+    def expect(self, request: GpuRequest, devices: BoolArray) -> Expected:
+        """Return when the request starts and what to keep for it, and book that."""
+        seconds = self._earliest(request, devices & ~self._spoken_for)
+        if seconds is None:
+            return self.expect_unknown(request, devices)
+        then = self._then(seconds)
+        places = _nearest(self._free, then, request, devices & ~self._spoken_for)
+        part = part_of(self._free.layout, request, places)
+        keep = Part(part.devices, tuple(self._not_yet_freed(row, then) for row in part.nodes))
+        for node, cpu, memory in part.nodes:
+            booked_cpu, booked_memory = self._booked.get(node, (0, 0))
+            self._booked[node] = (booked_cpu + cpu, booked_memory + memory)
+        self.book(part, None if request.max_runtime_s is None else seconds + request.max_runtime_s)
+        return Expected(seconds, keep)
+
+    def expect_unknown(self, request: GpuRequest, devices: BoolArray) -> Expected:
+        """Return what to keep for a claim whose start nothing promises: it takes devices as they come."""
+        places = _nearest(self._free, self._idle, request, devices)
+        partly_free = [place for place in places if self._free.milli[place] > 0]
+        keep = part_of(self._free.layout, request, partly_free)
+        self._free.take(keep)
+        self._spoken_for |= devices
+        return Expected(None, keep)
+
+    def _not_yet_freed(self, need: tuple[int, int, int], then: Capacity) -> tuple[int, int, int]:
+        """Return what of a node's need no lease brings that ends by ``then``: only that is kept now."""
+        node, cpu, memory = need
+        booked_cpu, booked_memory = self._booked.get(node, (0, 0))
+        freed_cpu = max(0, int(then.cpu[node] - self._free.cpu[node]) - booked_cpu)
+        freed_memory = max(0, int(then.memory[node] - self._free.memory[node]) - booked_memory)
+        return node, max(0, cpu - freed_cpu), max(0, memory - freed_memory)
+
+    def _earliest(self, request: GpuRequest, devices: BoolArray) -> float | None:
+        times: FloatArray = np.unique(np.append(self._at, 0.0))
+        first, last = 0, len(times) - 1
+        if not self._then(float(times[last])).fits(request, devices):
+            return None
+        # What is free only grows with time (bookings count from now), hence bisection.
+        while first < last:
+            middle = (first + last) // 2
+            if self._then(float(times[middle])).fits(request, devices):
+                last = middle
+            else:
+                first = middle + 1
+        return float(times[first])
+
+    def _then(self, seconds: float) -> Capacity:
+        then = self._free.copy()
+        device = self._devices[self._at[self._devices[:, 0]] <= seconds]
+        node = self._nodes[self._at[self._nodes[:, 0]] <= seconds]
+        np.add.at(then.milli, (device[:, 1], device[:, 2]), device[:, 3])
+        np.add.at(then.cpu, node[:, 1], node[:, 2])
+        np.add.at(then.memory, node[:, 1], node[:, 3])
+        return then
+
+    def _add_endings(self, endings: list[tuple[float, Part]]) -> None:
+        first = len(self._at)
+        devices = [(first + n, *row) for n, (_, part) in enumerate(endings) for row in part.devices]
+        nodes = [(first + n, *row) for n, (_, part) in enumerate(endings) for row in part.nodes]
+        self._at = np.append(self._at, [seconds for seconds, _ in endings])
+        self._devices = np.concatenate([self._devices, np.array(devices, np.int64).reshape(-1, 4)])
+        self._nodes = np.concatenate([self._nodes, np.array(nodes, np.int64).reshape(-1, 4)])
+
+
+def _nearest(now: Capacity, then: Capacity, request: GpuRequest, devices: BoolArray) -> tuple[Place, ...]:
+    """Return devices usable ``then`` for as much of the gang as fits, those nearest to usable ``now`` first.
+
+    Devices whose node lacks CPU or memory now, and those that others share, are near too: were they not
+    held, small claims would take what is freed there again and again.
+    """
+    layout = now.layout
+    bank, slot = np.nonzero(then.free(request, devices))
+    node = layout.node_of[bank]
+    lacking = np.maximum(request.milli - now.milli[bank, slot], 0)
+    room = np.minimum(now.room(request, devices), then.host_limit(request))
+    order = np.lexsort((bank, -room[node], lacking, room[node] == 0))
+    limit = then.host_limit(request)
+    places: list[Place] = []
+    for index in order:
+        if len(places) == request.gpus:
+            break
+        if limit[node[index]] > 0:
+            limit[node[index]] -= 1
+            places.append((int(bank[index]), int(slot[index])))
+    return tuple(places)

@@ -1,0 +1,121 @@
+"""The unchanging side of a fleet as arrays: which devices there are, where, of what flavor.
+
+Devices of one flavor on one node form a *bank*, the row of every array; a node with two flavors has two banks
+that share its CPU and memory. Order follows names, not arrival, so equal fleets give equal arrays. What is
+free on them is the next step, `capacity.Capacity`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What makes devices alike for placement."""
+
+    model: str
+    memory_mib: int
+    tflops: float
+
+
+def millicores(cores: float) -> int:
+    """Return cores as whole thousandths: sums of floats would drift."""
+    return round(cores * 1000)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Nodes (N), banks (B) of at most W devices, kinds (K). Build it with `Layout.of`."""
+
+    nodes: tuple[Node, ...]
+    kinds: tuple[Kind, ...]
+    banks: tuple[tuple[Device, ...], ...]
+    place_of: Mapping[DeviceId, tuple[int, int]]  #: bank and slot
+    node_of: IntArray  #: [B]
+    kind_of: IntArray  #: [B]
+    exists: BoolArray  #: [B, W]
+    offered: BoolArray  #: [B, W] neither the device nor its node is unavailable
+    cpu: IntArray  #: [N] milli-cores
+    memory: IntArray  #: [N] MiB
+    load: FloatArray  #: [N] CPU load, NaN = unknown
+    hosts: tuple[str, ...]
+    host_of: IntArray  #: [N]
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Layout:
+        """Return the arrays of a fleet."""
+        nodes = tuple(sorted(fleet.nodes, key=lambda node: node.name))
+        rows = [
+            (number, kind, devices) for number, node in enumerate(nodes) for kind, devices in _banks(node)
+        ]
+        kinds = tuple(sorted({kind for _, kind, _ in rows}))
+        hosts = tuple(sorted({node.host for node in nodes}))
+        banks = tuple(devices for _, _, devices in rows)
+        width = max((len(devices) for devices in banks), default=1)
+        exists = np.zeros((len(banks), width), np.bool_)
+        offered = exists.copy()
+        for bank, (number, _, devices) in enumerate(rows):
+            exists[bank, : len(devices)] = True
+            if nodes[number].unavailable is None:
+                offered[bank, : len(devices)] = [device.unavailable is None for device in devices]
+        kind_number = {kind: number for number, kind in enumerate(kinds)}
+        host_number = {host: number for number, host in enumerate(hosts)}
+        return cls(
+            nodes=nodes,
+            kinds=kinds,
+            banks=banks,
+            place_of={d.id: (bank, slot) for bank, row in enumerate(banks) for slot, d in enumerate(row)},
+            node_of=np.array([number for number, _, _ in rows], np.int64),
+            kind_of=np.array([kind_number[kind] for _, kind, _ in rows], np.int64),
+            exists=exists,
+            offered=offered,
+            cpu=np.array([millicores(node.cpu_cores) for node in nodes], np.int64),
+            memory=np.array([node.memory_mib for node in nodes], np.int64),
+            load=np.array([math.nan if node.load is None else node.load for node in nodes], np.float64),
+            hosts=hosts,
+            host_of=np.array([host_number[node.host] for node in nodes], np.int64),
+        )
+
+    @property
+    def width(self) -> int:
+        """The size of the largest bank."""
+        return int(self.exists.shape[1])
+
+    def device(self, bank: int, slot: int) -> Device:
+        """Return the device at a place."""
+        return self.banks[bank][slot]
+
+    def banks_of(self, node: int) -> slice:
+        """Return the banks of a node; they lie side by side."""
+        first, after = np.searchsorted(self.node_of, (node, node + 1))
+        return slice(int(first), int(after))
+
+    def per_node(self, per_bank: IntArray) -> IntArray:
+        """Return the sums over the banks of each node."""
+        return np.bincount(self.node_of, per_bank, minlength=len(self.nodes)).astype(np.int64)
+
+    def per_host(self, per_node: IntArray) -> IntArray:
+        """Return the sums over the nodes of each host."""
+        return np.bincount(self.host_of, per_node, minlength=len(self.hosts)).astype(np.int64)
+
+
+def _banks(node: Node) -> list[tuple[Kind, tuple[Device, ...]]]:
+    by_kind: dict[Kind, list[Device]] = {}
+    for device in node.devices:
+        kind = Kind(canonical_model(device.model), device.memory_mib, device.tflops)
+        by_kind.setdefault(kind, []).append(device)
+    return [(kind, tuple(by_kind[kind])) for kind in sorted(by_kind)]

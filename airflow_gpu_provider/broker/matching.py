@@ -1,0 +1,70 @@
+"""Which devices suit a request, and how well.
+
+Model, memory, host and excluded devices filter hard; TFLOPS filter only a strict request and otherwise give
+the match degree of requirement A4. Whether a suitable device is free is not asked here; that is the next
+step, `capacity.Capacity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Layout
+from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+
+
+def match_degree(tflops: float, required: float) -> float:
+    """Return min(1, tflops / required): 1 = as fast as asked; no wish is always met."""
+    return 1.0 if required <= 0 else min(1.0, tflops / required)
+
+
+def wanted_models(request: GpuRequest) -> frozenset[str]:
+    """Return the short names of the models that a request accepts; empty = any."""
+    return frozenset(canonical_model(model) for model in request.models)
+
+
+def accepts(request: GpuRequest, *, model: str, memory_mib: int, tflops: float) -> bool:
+    """Return whether a device of this kind may serve the request."""
+    models = wanted_models(request)
+    if models and canonical_model(model) not in models:
+        return False
+    return memory_mib >= request.memory_mib and not (request.strict and tflops < request.min_tflops)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The devices of a fleet that suit a request, free or not."""
+
+    devices: BoolArray  #: [B, W]
+    degree: FloatArray  #: [B] match degree of the bank's devices
+
+    def of_degree(self, least: float) -> BoolArray:
+        """Return only the devices that match at least so well."""
+        found: BoolArray = self.devices & (self.degree >= least)[:, None]
+        return found
+
+
+def candidates(layout: Layout, request: GpuRequest, excluded: Set[DeviceId] = frozenset()) -> Candidates:
+    """Return the suitable devices of a fleet."""
+    suits = np.array(
+        [
+            accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=kind.tflops)
+            for kind in layout.kinds
+        ],
+        np.bool_,
+    )
+    degree = np.array([match_degree(kind.tflops, request.min_tflops) for kind in layout.kinds], np.float64)
+    rows = suits[layout.kind_of]
+    if request.host is not None:
+        on_host = np.array([host == request.host for host in layout.hosts], np.bool_)
+        rows &= on_host[layout.host_of[layout.node_of]]
+    devices = layout.exists & rows[:, None]
+    for device in excluded:
+        place = layout.place_of.get(device)
+        if place is not None:
+            devices[place] = False
+    return Candidates(devices, degree[layout.kind_of])

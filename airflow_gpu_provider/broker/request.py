@@ -1,0 +1,127 @@
+"""Turn what an author wrote into a `GpuRequest`, or say what is wrong with it.
+
+This is the earliest place that can know: it runs when the DAG file is parsed, or when a template has been
+rendered (so numbers may come as text). It knows nothing of the fleet; whether the fleet can ever serve the
+request is the next step, `admission.reject_reason`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.units import parse_mib
+from airflow_gpu_provider.exceptions import InvalidRequest
+
+
+def build_request(
+    *,
+    gpus: object = 1,
+    memory: str | None = None,
+    model: str | Iterable[str] | None = None,
+    min_tflops: object = None,
+    strict: object = False,
+    cpu_cores: object = None,
+    host_memory: str | None = None,
+    host: str | None = None,
+    spares: object = 0,
+    max_runtime: object = None,
+) -> GpuRequest:
+    """Return the request; raise InvalidRequest that names the argument, what was given and what to write.
+
+    ``memory`` is per device, ``cpu_cores`` and ``host_memory`` are for the whole gang, ``max_runtime`` is
+    in seconds. ``None`` and the empty text leave a wish out.
+    """
+    least = _amount("min_tflops", min_tflops)
+    is_strict = _flag("strict", strict)
+    if is_strict and not least:
+        raise InvalidRequest(
+            "strict=True refuses devices below min_tflops, but min_tflops is not given: "
+            "set min_tflops (A100 = 35, V100 = 15) or leave strict out"
+        )
+    runtime = _amount("max_runtime", max_runtime)
+    if runtime == 0:
+        raise InvalidRequest("max_runtime is 0 seconds: promise a time above 0 or leave it out")
+    return GpuRequest(
+        gpus=_whole("gpus", gpus, least=1),
+        models=_models(model),
+        memory_mib=_size("memory", memory),
+        min_tflops=least or 0.0,
+        strict=is_strict,
+        cpu_cores=_amount("cpu_cores", cpu_cores) or 0.0,
+        host_memory_mib=_size("host_memory", host_memory),
+        host=host or None,
+        spares=_whole("spares", spares, least=0),
+        max_runtime_s=runtime,
+    )
+
+
+def _number(name: str, value: object) -> float:
+    """Return a finite number from a number or its text. True is 1 in Python, and never meant as one here."""
+    number = math.nan
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+    if not math.isfinite(number):
+        raise InvalidRequest(f"{name}={value!r} is not a number: write it in digits, such as {name}=2")
+    return number
+
+
+def _whole(name: str, value: object, *, least: int) -> int:
+    number = _number(name, value)
+    if number != int(number):
+        raise InvalidRequest(
+            f"{name}={value!r} is no whole number: devices are leased whole, write {least} or more"
+        )
+    if number < least:
+        raise InvalidRequest(f"{name}={value!r} is too few: the least is {least}")
+    return int(number)
+
+
+def _amount(name: str, value: object) -> float | None:
+    if value is None or value == "":
+        return None
+    number = _number(name, value)
+    if number < 0:
+        raise InvalidRequest(f"{name}={value!r} is negative: write 0 or more, or leave it out")
+    return number
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise InvalidRequest(f"{name}={value!r} is neither True nor False")
+
+
+def _size(name: str, value: object) -> int:
+    if value is None or value == "":
+        return 0
+    try:
+        return parse_mib(value)
+    except InvalidRequest as wrong:
+        raise InvalidRequest(f"{name}: {wrong.message}") from wrong
+
+
+def _models(value: object) -> frozenset[str]:
+    if value is None:
+        return frozenset()
+    names = value.split("|") if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        raise _no_model(value)
+    models = set()
+    for name in names:
+        if not isinstance(name, str):
+            raise _no_model(value)
+        if name.strip():
+            models.add(canonical_model(name))
+    return frozenset(models)
+
+
+def _no_model(value: object) -> InvalidRequest:
+    return InvalidRequest(f'model={value!r} names no GPU model: write "A100", "A100|H100" or a list of names')
