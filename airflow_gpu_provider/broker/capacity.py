@@ -109,17 +109,15 @@ class Capacity:
 
     def hide(self, part: Part) -> Part:
         """Take away as much of a part as is there; return what was taken, to `give` back later."""
-        taken = Part(
-            tuple(
-                (bank, slot, amount)
-                for bank, slot, milli in part.devices
-                if (amount := min(milli, max(0, int(self.milli[bank, slot])))) > 0
-            ),
-            tuple(
-                (node, min(cpu, max(0, int(self.cpu[node]))), min(memory, max(0, int(self.memory[node]))))
-                for node, cpu, memory in part.nodes
-            ),
+        devices = (
+            (bank, slot, min(milli, max(0, int(self.milli[bank, slot]))))
+            for bank, slot, milli in part.devices
         )
+        nodes = (
+            (node, min(cpu, max(0, int(self.cpu[node]))), min(memory, max(0, int(self.memory[node]))))
+            for node, cpu, memory in part.nodes
+        )
+        taken = Part(tuple(row for row in devices if row[2]), tuple(row for row in nodes if row[1] or row[2]))
         self.take(taken)
         return taken
 

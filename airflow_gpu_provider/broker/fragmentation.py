@@ -73,7 +73,7 @@ class Mix:
         )
 
     def fragments(self, kind: IntArray, cpu: IntArray, milli: IntArray) -> FloatArray:
-        """Return the milli-GPU [R] that the mix cannot use; ``kind`` and free ``cpu`` are [R], ``milli`` [R, W]."""
+        """Return the milli-GPU that the mix cannot use; ``kind`` and ``cpu`` are [R], ``milli`` is [R, W]."""
         fits = milli[:, None, :] >= self.milli[None, :, None]
         small = np.where(fits, 0, milli[:, None, :]).sum(axis=2)[:, self.share]
         usable = (cpu[:, None] >= self.cpu) & (fits.sum(axis=2)[:, self.share] >= self.gpus)

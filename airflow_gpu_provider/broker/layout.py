@@ -46,6 +46,7 @@ class Layout:
     banks: tuple[tuple[Device, ...], ...]
     place_of: Mapping[DeviceId, tuple[int, int]]  #: bank and slot
     node_of: IntArray  #: [B]
+    first_bank: tuple[int, ...]  #: [N + 1] the banks of a node lie side by side
     kind_of: IntArray  #: [B]
     exists: BoolArray  #: [B, W]
     offered: BoolArray  #: [B, W] neither the device nor its node is unavailable
@@ -72,6 +73,7 @@ class Layout:
             exists[bank, : len(devices)] = True
             if nodes[number].unavailable is None:
                 offered[bank, : len(devices)] = [device.unavailable is None for device in devices]
+        node_of = np.array([number for number, _, _ in rows], np.int64)
         kind_number = {kind: number for number, kind in enumerate(kinds)}
         host_number = {host: number for number, host in enumerate(hosts)}
         return cls(
@@ -79,7 +81,8 @@ class Layout:
             kinds=kinds,
             banks=banks,
             place_of={d.id: (bank, slot) for bank, row in enumerate(banks) for slot, d in enumerate(row)},
-            node_of=np.array([number for number, _, _ in rows], np.int64),
+            node_of=node_of,
+            first_bank=tuple(np.searchsorted(node_of, np.arange(len(nodes) + 1)).tolist()),
             kind_of=np.array([kind_number[kind] for _, kind, _ in rows], np.int64),
             exists=exists,
             offered=offered,
@@ -100,9 +103,8 @@ class Layout:
         return self.banks[bank][slot]
 
     def banks_of(self, node: int) -> slice:
-        """Return the banks of a node; they lie side by side."""
-        first, after = np.searchsorted(self.node_of, (node, node + 1))
-        return slice(int(first), int(after))
+        """Return the banks of a node."""
+        return slice(self.first_bank[node], self.first_bank[node + 1])
 
     def per_node(self, per_bank: IntArray) -> IntArray:
         """Return the sums over the banks of each node."""

@@ -86,6 +86,8 @@ class Walk:
         endings: Iterable[tuple[float, Part]],
     ) -> None:
         self._capacity = capacity
+        #: the same without holds
+        self._unheld = capacity.copy()
         self._placer = placer
         self._policy = policy
         self._endings = list(endings)
@@ -132,6 +134,7 @@ class Walk:
         if found is not None:
             part = part_of(self._capacity.layout, request, found.places)
             self._capacity.take(part)
+            self._unheld.take(part)
             if self._forecast is not None:
                 self._forecast.book(part, request.max_runtime_s)
             elif request.max_runtime_s is not None:
@@ -144,18 +147,16 @@ class Walk:
     def _block(self, claim: Claim) -> tuple[_Blocked, Expected]:
         request = claim.request
         suitable = Suitable(self._placer.suitable(request), self._placer.suitable(request, claim.excluded))
-        unheld = self._capacity.copy()
-        for hold in self._holds:
-            unheld.give(hold.part)
         diagnosis = diagnose(
-            request, suitable, visible=self._capacity, unheld=unheld, max_load=self._policy.max_load
+            request, suitable, visible=self._capacity, unheld=self._unheld, max_load=self._policy.max_load
         )
         expected = NOTHING
         if diagnosis.starts_by_waiting:
             self._wanted |= suitable.allowed
             expected = self._expect(request, suitable.allowed)
             kept = self._capacity.hide(expected.keep)
-            self._holds.append(_Hold(kept, expected.starts_in_s))
+            if kept.devices or kept.nodes:
+                self._holds.append(_Hold(kept, expected.starts_in_s))
         return _Blocked(diagnosis, suitable.allowed, expected.starts_in_s is not None), expected
 
     def _expect(self, request: GpuRequest, devices: BoolArray) -> Expected:

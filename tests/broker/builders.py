@@ -1,7 +1,7 @@
 """Small fleets, claims and leases, so that a test states only what matters to it.
 
-Devices are named ``node/index`` and nodes ``n0``, ``n1``..., each on a host of its own name; a claim is submitted
-at `NOW` unless it has waited.
+Devices are named ``node/index`` and nodes ``n0``, ``n1``..., each on a host of its own name; a claim is
+submitted at `NOW` unless it has waited.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def node(
     bad: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Node:
-    """``models`` names the model of each device; ``bad`` says why the devices of these indices are unavailable."""
+    """``models`` names the model of each device; ``bad`` says which indices are unavailable, and why."""
     names = list(models) if models is not None else [model] * gpus
     devices = tuple(
         device(name, index, each, unavailable=(bad or {}).get(index)) for index, each in enumerate(names)

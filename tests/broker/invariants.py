@@ -1,4 +1,4 @@
-"""What must hold after every cycle, whatever was asked. Written without the core's arrays, to be able to differ."""
+"""What must hold after every cycle, whatever was asked; without the core's arrays, so that it can differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import datetime
 from airflow_gpu_provider.broker.matching import accepts, match_degree
 from airflow_gpu_provider.broker.model import (
     Claim,
+    ClaimId,
     CyclePolicy,
     Decisions,
     Device,
@@ -37,9 +38,9 @@ def check(snapshot: Snapshot, decisions: Decisions, now: datetime, policy: Cycle
 
 def _each_claim_once(snapshot: Snapshot, decisions: Decisions, live: Iterable[Lease]) -> None:
     served = {lease.claim_id for lease in live}
-    told = Counter(
-        [each.claim_id for each in (*decisions.placements, *decisions.rejections, *decisions.waiting)]
-    )
+    told = Counter(each.claim_id for each in decisions.placements)
+    told.update(each.claim_id for each in decisions.rejections)
+    told.update(each.claim_id for each in decisions.waiting)
     assert told == Counter(claim.id for claim in snapshot.claims if claim.id not in served)
     assert [each.position for each in decisions.waiting] == list(range(1, len(decisions.waiting) + 1))
 
@@ -64,7 +65,9 @@ def _a_whole_gang(
     assert placement.match_degree == min(degrees[: request.gpus], default=1.0)
 
 
-def _no_device_over_committed(live: Iterable[Lease], decisions: Decisions, claims: dict[str, Claim]) -> None:
+def _no_device_over_committed(
+    live: Iterable[Lease], decisions: Decisions, claims: dict[ClaimId, Claim]
+) -> None:
     used: Counter[DeviceId] = Counter()
     touched: set[DeviceId] = set()
     for lease in live:
@@ -79,7 +82,7 @@ def _no_device_over_committed(live: Iterable[Lease], decisions: Decisions, claim
 def _no_node_over_committed(
     live: Iterable[Lease],
     decisions: Decisions,
-    claims: dict[str, Claim],
+    claims: dict[ClaimId, Claim],
     devices: dict[DeviceId, tuple[Device, Node]],
 ) -> None:
     holders = [(lease.request, lease.devices) for lease in live]
@@ -88,9 +91,9 @@ def _no_node_over_committed(
     memory: Counter[str] = Counter()
     for request, names in [*holders, *new]:
         on_node = Counter(devices[name][1].name for name in names if name in devices)
-        for node, members in on_node.items():
-            cores[node] += math.ceil(round(request.cpu_cores * 1000) * members / request.gpus)
-            memory[node] += math.ceil(request.host_memory_mib * members / request.gpus)
+        for on, members in on_node.items():
+            cores[on] += math.ceil(round(request.cpu_cores * 1000) * members / request.gpus)
+            memory[on] += math.ceil(request.host_memory_mib * members / request.gpus)
     touched = {devices[name][1].name: devices[name][1] for _, names in new for name in names}
     for name, node in touched.items():
         # The share of each gang on a node is rounded up to a milli-core and a MiB.
