@@ -66,7 +66,7 @@ def test_a_task_that_must_wait_is_deferred_and_resumes_with_its_devices(
     run = dag_test(DAGS, "waiting_task", environment=environment)
     thread.join()
     assert run.state == "success"
-    assert "LeaseTrigger" in run.output, "it was deferred"
+    assert "Pausing task as DEFERRED" in run.output
     assert "SEEN work ['GPU-n1-0', 'GPU-n1-1']" in run.output
 
 

@@ -33,7 +33,8 @@ def leased_tasks() -> None:
 
     @task
     def print_it(value: object, name: str) -> None:
-        print(f"SEEN {name} {value}")
+        # What a mapped task returned arrives as a lazy sequence.
+        print(f"SEEN {name} {list(value) if name == 'templated' else value}")
 
     @task.gpu(gpus=1, **RETRIES)
     def fails_once(ti=None) -> int:
