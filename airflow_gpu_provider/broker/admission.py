@@ -60,7 +60,7 @@ class Admission:
             self._too_few(found)
             or self._too_weak(found)
             or self._all_excluded(found, excluded)
-            or self._nodes_too_small(found, excluded)
+            or self._nodes_too_small(found)
         )
 
     def _too_few(self, found: _Filters) -> Reason | None:
@@ -95,8 +95,8 @@ class Admission:
             return reasons.all_excluded(found.request, int((suitable & ~left).sum()), int(left.sum()))
         return None
 
-    def _nodes_too_small(self, found: _Filters, excluded: frozenset[DeviceId]) -> Reason:
-        devices = candidates(self._layout, found.request, excluded).devices
+    def _nodes_too_small(self, found: _Filters) -> Reason:
+        devices = candidates(self._layout, found.request).devices
         nodes = np.unique(self._layout.node_of[devices.any(axis=1)])
         return reasons.exceeds_nodes(
             found.request,
