@@ -24,7 +24,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def _command(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
     """Load the provider's settings, and end with one sentence instead of a stack trace."""
 
-    @cli_utils.action_cli
+    @cli_utils.action_cli(check_db=False)  # what they need is the broker, whose database may be another
     @providers_configuration_loaded
     def run(args: argparse.Namespace) -> None:
         try:

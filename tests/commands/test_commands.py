@@ -1,0 +1,91 @@
+"""`airflow gpu …` as a person uses it: the parser of Airflow, a served broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.broker.model import RunType
+from airflow_gpu_provider.commands import parse_seconds
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.server.auth import Role, verify_token
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
+from tests.hooks.test_broker_hook import connect
+
+
+@pytest.fixture(autouse=True)
+def connected(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, base_url)
+
+
+def airflow(*words: str) -> None:
+    """Run an `airflow` command in this process."""
+    from airflow.cli.cli_parser import get_parser
+
+    args = get_parser().parse_args(words)
+    args.func(args)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    out = capsys.readouterr().out
+    result: list[dict[str, Any]] = json.loads(out[out.index("[") :])
+    return result
+
+
+def ask(broker: Broker, task: str, gpus: int) -> str:
+    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
+    body = ClaimBody(key=key, request=RequestBody(gpus=gpus), run_type=RunType.LIVE, value=5, owner="ann")
+    return broker.submit(body)
+
+
+def test_nodes_queue_and_leases_are_tables(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(broker, "first", 2)
+    waiting = ask(broker, "second", 1)
+    while not broker.repository.live_leases() or broker.repository.pending()[0].position is None:
+        pass
+    airflow("gpu", "nodes", "-o", "json")
+    devices = rows(capsys)
+    assert [row["state"] for row in devices] == ["leased", "leased"]
+    assert devices[0]["utilisation"] == "N/A", "what is not measured is not 0"
+    airflow("gpu", "queue", "-o", "json")
+    (queued,) = rows(capsys)
+    assert (queued["claim"], queued["position"], queued["asked"]) == (waiting, "1", "1 x any GPU")
+    airflow("gpu", "leases", "-o", "json")
+    (lease,) = rows(capsys)
+    assert (lease["task"], lease["owner"], lease["devices"]) == ("d.first", "ann", "GPU-n1-0, GPU-n1-1")
+    airflow("gpu", "nodes")
+    assert "GPU-n1-0" in capsys.readouterr().out
+
+
+def test_a_minted_token_is_alone_on_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", "another long secret for this test alone")
+    airflow("gpu", "token", "--role", "agent", "--node", "n7", "--ttl", "1h")
+    token = capsys.readouterr().out.strip().splitlines()[-1]
+    identity = verify_token("another long secret for this test alone", token)
+    assert (identity.role, identity.node) == (Role.AGENT, "n7")
+
+
+def test_mistakes_end_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", "another long secret for this test alone")
+    with pytest.raises(SystemExit, match=r"the roles are task, agent, admin"):
+        airflow("gpu", "token", "--role", "boss")
+    with pytest.raises(SystemExit, match=r"'gpu_nowhere' is not defined"):
+        airflow("gpu", "nodes", "--conn-id", "gpu_nowhere")
+
+
+@pytest.mark.parametrize(
+    "text, seconds", [("600s", 600), ("90m", 5400), ("12h", 43_200), (" 30 d ", 2_592_000)]
+)
+def test_lengths_of_time_are_read(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "12", "h", "-1h", "1 week"])
+def test_other_lengths_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"e\.g\. 12h"):
+        parse_seconds(text)
