@@ -2,7 +2,7 @@
 
 Bad rows do not stop the reading: all are gathered and reported together (the first 20 in words), so that a
 file is corrected once. A caller must read to the end before it trusts what it read: `ManifestInvalid` for
-rows is raised there. Memory is constant but for one 8-byte mark per sku. Next step: `plan`.
+rows is raised there. Memory is constant but for one small mark per sku. Next step: `plan`.
 """
 
 from __future__ import annotations

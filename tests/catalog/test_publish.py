@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider.catalog import publish as publish_module
-from airflow_gpu_provider.catalog.atomic import guarded, write_json, write_text
+from airflow_gpu_provider.catalog.atomic import guarded, replacing, write_json, write_text
 from airflow_gpu_provider.catalog.layout import ProductFolders
 from airflow_gpu_provider.catalog.publish import point_latest, publish, recover
 
@@ -84,6 +84,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> No
     write_json(path, {"n": 1})
     with pytest.raises(ValueError):
         write_json(path, {"n": float("nan")})
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError("stopped half-way")
     assert json.loads(path.read_text()) == {"n": 1}
     assert names(tmp_path) == {"x.json"}
 
@@ -124,6 +127,27 @@ def test_kill_9_at_any_moment_leaves_a_whole_version(tmp_path: Path) -> None:
         recover(final)
         assert (final / "one.txt").read_text() == (final / "two.txt").read_text() != ""
         assert len((out / "whole.txt").read_text()) % 1000 == 0
+
+
+def test_a_reader_never_finds_the_version_gone_or_half(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+    if not publish_module._exchange(tmp_path / "x", tmp_path / "y"):
+        pytest.skip("this file system cannot exchange two names; a short gap is documented")
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", REPLACE_FOR_EVER, str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    model = ProductFolders(out).version("a", "v1") / "one.txt"
+    seen: set[str] = set()
+    try:
+        while len(seen) < 40:  # versions, that is: as many replacements happen meanwhile
+            seen.add(model.read_text())
+    finally:
+        process.kill()
+        process.communicate()
+    assert "" not in seen
 
 
 def test_a_guard_is_held_alone_and_the_waiting_one_may_give_up(tmp_path: Path) -> None:

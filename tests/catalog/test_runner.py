@@ -75,6 +75,12 @@ def test_a_product_that_always_fails_is_left_alone_after_three_times(tmp_path: P
     assert len(called(tmp_path, "fit")) == 3
 
 
+def test_a_first_stage_begins_with_empty_scratch(tmp_path: Path) -> None:
+    plan, _ = make_plan(tmp_path, [row("a", does="leave half")])
+    assert len(run_stage(plan, "prepare").failures) == 1
+    assert run_stage(plan, "prepare").done == 1
+
+
 def test_a_new_run_gives_it_another_chance(tmp_path: Path) -> None:
     plan, _ = make_plan(tmp_path, [row("a", does="raise")])
     run_stage(plan, "prepare")

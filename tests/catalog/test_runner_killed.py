@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from catalog_builders import called, make_plan, row, run_stage
 
 from airflow_gpu_provider.catalog.ledger import Ledger, Status
-from airflow_gpu_provider.catalog.plan import Plan
+from airflow_gpu_provider.catalog.plan import Plan, Selection
 
 HERE = Path(__file__).parent
 
@@ -47,6 +48,7 @@ def test_after_a_kill_the_rerun_does_the_rest_and_nothing_twice(tmp_path: Path) 
     for number in range(4):
         final = plan.results.version(f"p{number}", "20261101T080000Z")
         assert (final / "model.txt").read_text() == f"The p{number} at 10"
+        assert sorted(path.name for path in final.iterdir()) == [".outcome.json", "model.txt"]
     assert Counter(called(tmp_path, "prepare")) == {"p0": 1, "p1": 1, "p2": 1, "p3": 1}
     assert Counter(called(tmp_path, "fit")) == {"p0": 1, "p1": 2, "p2": 1, "p3": 1}
     assert Counter(called(tmp_path, "show")) == {"p0": 1, "p1": 1, "p2": 2, "p3": 1}
@@ -64,6 +66,19 @@ def test_a_product_that_kills_its_process_is_put_aside_after_three_times(tmp_pat
     assert good.status is Status.DONE
 
 
+def test_a_kill_during_a_redo_does_not_take_the_former_runs_result_for_its_own(tmp_path: Path) -> None:
+    first, _ = make_plan(tmp_path, [row("a")])
+    for stage in first.stages:
+        run_stage(first, stage)
+    redo, _ = make_plan(tmp_path, [row("a")], run_id="run-2", selection=Selection(redo=True))
+    for stage in redo.stages[:-1]:
+        run_stage(redo, stage)
+    published = Ledger(first.folders).read("show", "a")
+    assert published is not None
+    Ledger(redo.folders).write(replace(published, status=Status.RUNNING, run_id="run-2"))
+    assert run_stage(redo, "show").done == 1
+
+
 def test_a_kill_between_publishing_and_the_ledger_costs_nothing(tmp_path: Path) -> None:
     plan, _ = make_plan(tmp_path, [row("a")])
     for stage in plan.stages:
@@ -72,8 +87,7 @@ def test_a_kill_between_publishing_and_the_ledger_costs_nothing(tmp_path: Path) 
     done = ledger.read("show", "a")
     assert done is not None
     # As if the process had died right after the rename.
-    raw = {**done.as_json(), "status": "running", "finished_at": None}
-    ledger.write(type(done).from_json(raw))
+    ledger.write(replace(done, status=Status.RUNNING, finished_at=None))
     plan.results.latest("a").unlink()
     assert run_stage(plan, "show").reused == 1
     assert ledger.read("show", "a") == done

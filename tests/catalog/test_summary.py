@@ -61,10 +61,12 @@ def test_a_half_done_run_says_what_is_missing(tmp_path: Path) -> None:
 def test_reused_products_show_the_figures_of_the_run_that_made_them(tmp_path: Path) -> None:
     first, _ = make_plan(tmp_path, [row("a")])
     run_all(first)
-    second, _ = make_plan(tmp_path, [row("a"), row("b", daily_views=99)], run_id="run-2")
+    second, _ = make_plan(
+        tmp_path, [row("c", daily_views=1), row("a"), row("b", daily_views=99)], run_id="run-2"
+    )
     run_all(second)
     found = entries(second)
-    assert list(found) == ["b", "a"]
+    assert list(found) == ["b", "a", "c"]
     assert (found["a"]["status"], found["a"]["run_id"], found["b"]["run_id"]) == ("done", "run-1", "run-2")
     assert set(found["a"]["seconds"]) == {"prepare", "fit", "show"}
 

@@ -23,6 +23,11 @@ def prepare(product: Product) -> Mapping[str, object]:
     calls(product, "prepare")
     if product.row["does"] == "unusable":
         raise ProductUnusable("only 3 views; at least 16 are needed")
+    if product.row["does"] == "leave half":
+        (product.work_dir / "half.txt").touch(exist_ok=False)
+        if not (product.input_dir / "second.txt").exists():
+            (product.input_dir / "second.txt").touch()
+            raise RuntimeError("stopped half-way")
     (product.work_dir / "prepared.txt").write_text(product.row["title"])
     return {"views": 16}
 
@@ -48,6 +53,7 @@ def show(product: Product) -> Mapping[str, object]:
     path = calls(product, "show")
     (product.output_dir / "model.txt").write_text((product.work_dir / "fitted.txt").read_text())
     if product.row["does"] == "kill while writing" and path.read_text().split().count(product.sku) == 1:
+        (product.output_dir / "half.txt").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return {"below_threshold": product.row["does"] == "poor", "iou": 0.95}
 

@@ -22,7 +22,7 @@ from airflow_gpu_provider.exceptions import BatchIncomplete, InvalidRequest, Lea
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.product_batch import ProductBatchOperator
-from airflow_gpu_provider.server.wire import DeviceView, LeaseView
+from airflow_gpu_provider.wire import DeviceView, LeaseView
 
 CONTEXT: Any = {}
 
