@@ -74,10 +74,10 @@ class FleetMirror:
 
     def stale_reason(self, stored: StoredNode, now: datetime) -> str | None:
         """Return why the node's devices are not offered, None when its report is fresh."""
-        age_s = self._age_s(stored, now)
-        if age_s <= self._stale_after_s:
+        if not self._is_stale(stored, now):
             return None
-        return f"no report for {age_s:.0f} s (limit {self._stale_after_s:g} s)"
+        # Without the age: the sentence becomes part of reasons that are written only where they change.
+        return f"no report for more than {self._stale_after_s:g} s"
 
     def _to_node(self, stored: StoredNode, now: datetime) -> Node:
         report = stored.report
