@@ -1,0 +1,136 @@
+"""The shard processes of a run: started, ended and examined here only.
+
+The supervisor's main thread starts them, because they end with the thread that started them (`parenthood`).
+Each prints to a log of its own. A process that is given up is killed and reaped before anyone takes its
+rank: two holders of one rank are never alive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_gpu_provider.training import shard
+from airflow_gpu_provider.training.failures import Remains, ShardReport
+from airflow_gpu_provider.training.plan import RunPlan, Slot
+
+_TAIL_BYTES = 8192
+_TAIL_LINES = 20
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    slot: Slot
+    oom_kills_before: int
+
+
+class Children:
+    """All processes that this supervisor has started."""
+
+    def __init__(self, plan: RunPlan, plan_file: Path, *, address: str, prefix: str) -> None:
+        self._plan = plan
+        self._plan_file = plan_file
+        self._address = address
+        self._prefix = prefix
+        self._children: dict[str, _Child] = {}
+
+    def start(self, uid: str, slot: Slot) -> None:
+        """Start a shard process."""
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._plan.threads_per_shard),
+            "PYTHONUNBUFFERED": "1",
+            **slot.environment,
+            shard.STORE_VARIABLE: self._address,
+            # In the environment, not on the command line: other users of the host can read that.
+            shard.PREFIX_VARIABLE: self._prefix,
+            shard.DEVICE_VARIABLE: slot.torch_device,
+            shard.PARENT_VARIABLE: str(os.getpid()),
+        }
+        command = [sys.executable, "-m", shard.__name__, str(self._plan_file), uid]
+        with self._plan.paths.log(uid).open("ab") as log:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        self._children[uid] = _Child(process, slot, kernel_oom_kills())
+
+    def exit_code(self, uid: str) -> int | None:
+        """Return how the process ended, None while it runs."""
+        return self._children[uid].process.poll()
+
+    def pid(self, uid: str) -> int:
+        """Return the process's id."""
+        return self._children[uid].process.pid
+
+    def slot(self, uid: str) -> Slot:
+        """Return where the process runs."""
+        return self._children[uid].slot
+
+    def running_slots(self) -> list[Slot]:
+        """Return the slots of all running processes."""
+        return [child.slot for child in self._children.values() if child.process.poll() is None]
+
+    def fence(self, uid: str) -> None:
+        """Make sure that the process no longer runs."""
+        process = self._children[uid].process
+        process.kill()
+        process.wait()
+
+    def fence_all(self) -> None:
+        """End every process."""
+        for child in self._children.values():
+            child.process.kill()
+        for child in self._children.values():
+            child.process.wait()
+
+    def remains(
+        self, uid: str, *, silent_for_s: float | None = None, stalled_for_s: float | None = None
+    ) -> Remains:
+        """Gather what the process left behind."""
+        child = self._children[uid]
+        report_file = self._plan.paths.failure(uid)
+        report = ShardReport.model_validate_json(report_file.read_text()) if report_file.exists() else None
+        return Remains(
+            exit_code=child.process.poll(),
+            report=report,
+            log_tail=_tail(self._plan.paths.log(uid)),
+            silent_for_s=silent_for_s,
+            stalled_for_s=stalled_for_s,
+            kernel_oom_kills=max(0, kernel_oom_kills() - child.oom_kills_before),
+        )
+
+
+def kernel_oom_kills() -> int:
+    """Return how many processes the kernel has ended for lack of memory: in our cgroup, else on the host."""
+    for path, name in ((_cgroup_events(), "oom_kill"), (Path("/proc/vmstat"), "oom_kill")):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return 0
+
+
+def _cgroup_events() -> Path:
+    try:
+        own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+    except OSError:
+        own = "/"
+    return Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events"
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        return []

@@ -1,0 +1,97 @@
+"""Which processes are silent or stuck, from their heartbeats.
+
+Only differences on the supervisor's own clock count, so clocks of other machines do not matter. When the
+supervisor itself was not running (a suspended machine) the pause is taken off every deadline: it says
+nothing of the shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_gpu_provider.training.plan import RunPlan
+
+#: a pause of the supervisor's loop that is longer than any of its own work
+_PAUSE_S = 1.0
+_EXCUSED = (
+    "starting",
+    "parked",
+    "waiting",
+    "finishing",
+)  #: phases that may take long by no fault of the shard
+
+
+@dataclass
+class _Watched:
+    heard_at: float
+    progressed_at: float
+    beat: int = 0
+    step: int = -1
+    phase: str = "starting"
+    version: int = -1
+
+
+class Liveness:
+    """What is known of each process's heartbeat."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._watched: dict[str, _Watched] = {}
+        self._ticked_at: float | None = None
+
+    def watch(self, uid: str, now: float) -> None:
+        """Begin to wait for a process."""
+        self._watched[uid] = _Watched(heard_at=now, progressed_at=now)
+
+    def forget(self, uid: str) -> None:
+        """Stop to wait for a process."""
+        self._watched.pop(uid, None)
+
+    def tick(self, now: float) -> None:
+        """Note that the supervisor is running; called in each of its rounds."""
+        pause = now - self._ticked_at if self._ticked_at is not None else 0.0
+        if pause > _PAUSE_S:
+            for watched in self._watched.values():
+                watched.heard_at += pause
+                watched.progressed_at += pause
+        self._ticked_at = now
+
+    def hear(self, uid: str, *, beat: int, phase: str, step: int, version: int, now: float) -> None:
+        """Take a heartbeat; one that was heard already changes nothing."""
+        watched = self._watched[uid]
+        if beat == watched.beat:
+            return
+        watched.beat, watched.heard_at = beat, now
+        if step != watched.step or phase in _EXCUSED or phase != watched.phase:
+            watched.progressed_at = now
+        watched.step, watched.phase, watched.version = step, phase, version
+
+    def silent_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has been silent when that is too long, else None."""
+        watched = self._watched[uid]
+        limit = self._plan.heartbeat_timeout_s if watched.beat else self._plan.startup_timeout_s
+        silence = now - watched.heard_at
+        return silence if silence > limit else None
+
+    def stalled_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has computed at one step when that is too long, else None."""
+        watched = self._watched[uid]
+        pause = now - watched.progressed_at
+        return pause if watched.phase == "computing" and pause > self._plan.stall_timeout_s else None
+
+    def parked(self) -> frozenset[str]:
+        """Return the processes that wait warm."""
+        return frozenset(uid for uid, watched in self._watched.items() if watched.phase == "parked")
+
+    def version(self) -> int:
+        """Return the newest state that any process says all shards share."""
+        return max((watched.version for watched in self._watched.values()), default=-1)
+
+    def step(self, uid: str) -> int | None:
+        """Return the step a process was at."""
+        watched = self._watched.get(uid)
+        return (
+            watched.step
+            if watched is not None and watched.step >= 0 and watched.phase != "starting"
+            else None
+        )

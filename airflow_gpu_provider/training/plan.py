@@ -1,0 +1,117 @@
+"""What a training run is: written once by the operator, read by the supervisor and every shard.
+
+Pydantic, because the file crosses a process border; unknown fields are refused. Without torch, so that a
+launcher can build a plan inside a DAG's process. `RunPaths` is the only place that knows file names. Next:
+`supervisor`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+
+_ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def check_entrypoint(entrypoint: str) -> str:
+    """Return ``entrypoint`` when it reads ``package.module:function``, else raise InvalidRequest."""
+    if not _ENTRYPOINT.fullmatch(entrypoint):
+        raise InvalidRequest(
+            f"entrypoint={entrypoint!r} does not name a function; write it as 'package.module:function', for "
+            "example 'workloads.language_model.training:train'."
+        )
+    return entrypoint
+
+
+class Slot(BaseModel):
+    """Where one shard process runs: its environment and the device torch sees in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_ids: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    torch_device: str = "cpu"
+
+
+class RunPlan(BaseModel):
+    """One attempt of one training run. Lengths of time are seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_id: str = Field(min_length=1)
+    run_dir: Path  #: of this attempt: plan, run.json, logs, telemetry
+    checkpoint_dir: Path  #: shared by all attempts of the run
+    entrypoint: str
+    params: dict[str, JsonValue] = {}
+    shard_count: int = Field(ge=1)
+    sync_interval: int = Field(ge=1)
+    seed: int = 0
+    backend: Literal["gloo", "nccl"] = "gloo"
+    member_slots: tuple[Slot, ...]  #: by logical rank
+    spare_slots: tuple[Slot, ...] = ()
+    python_path: tuple[str, ...] = ()  #: appended to the shard's own, so that the entrypoint can be imported
+    threads_per_shard: int = Field(default=1, ge=1)
+    checkpoint_every_s: float = Field(default=30.0, ge=0)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    max_respawns: int = Field(default=2, ge=0)
+    heartbeat_s: float = Field(default=0.2, gt=0)
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
+    startup_timeout_s: float = Field(default=300.0, gt=0)  #: from a shard's start to its first heartbeat
+    stall_timeout_s: float = Field(
+        default=900.0, gt=0
+    )  #: a shard that computes this long without ending a step hangs
+    sync_timeout_s: float = Field(default=1800.0, gt=0)
+    stop_grace_s: float = Field(
+        default=10.0, ge=0
+    )  #: shorter than a lease's TTL: it also runs when the operator died
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _entrypoint_names_a_function(cls, value: str) -> str:
+        return check_entrypoint(value)
+
+    @model_validator(mode="after")
+    def _one_slot_per_rank(self) -> RunPlan:
+        if len(self.member_slots) != self.shard_count:
+            raise ValueError(f"{len(self.member_slots)} member slots for {self.shard_count} shards")
+        return self
+
+    @property
+    def paths(self) -> RunPaths:
+        """Return the names of this attempt's files."""
+        return RunPaths(self.run_dir)
+
+
+class RunPaths:
+    """All file names of one attempt."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.plan = run_dir / "plan.json"
+        self.run = run_dir / "run.json"
+        self.supervisor_log = run_dir / "supervisor.log"
+        self.logs = run_dir / "logs"
+        self.failures = run_dir / "failures"
+        self.telemetry = run_dir / "telemetry"
+
+    def create(self) -> None:
+        """Make the folders."""
+        for folder in (self.run_dir, self.logs, self.failures, self.telemetry):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def log(self, uid: str) -> Path:
+        """Return where the process ``uid`` prints to."""
+        return self.logs / f"{uid}.log"
+
+    def failure(self, uid: str) -> Path:
+        """Return where the process ``uid`` says why it failed."""
+        return self.failures / f"{uid}.json"
+
+    def shard_telemetry(self, uid: str) -> Path:
+        """Return where the process ``uid`` writes its measurements."""
+        return self.telemetry / f"{uid}.jsonl"

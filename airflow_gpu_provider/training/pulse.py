@@ -1,0 +1,90 @@
+"""A shard's second thread: says that it lives and hears what the supervisor wants.
+
+The heartbeat carries the step and the phase, because a stopped process sends no heartbeat but a process
+whose main thread hangs still does. It has a store client of its own: a process group that is being built
+blocks the main thread's. When the store is gone the supervisor is gone, and the shard ends, so that no
+orphan trains on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from enum import Enum
+
+from pydantic import JsonValue
+
+from airflow_gpu_provider.training.coordination import Control, RunStore
+
+log = logging.getLogger(__name__)
+
+ORPHAN_EXIT = 71
+_POLL_S = 0.05
+
+
+class Phase(str, Enum):
+    """What a shard's main thread is doing."""
+
+    STARTING = "starting"
+    """Imports and builds the model."""
+    PARKED = "parked"
+    """A warm spare without a rank."""
+    WAITING = "waiting"
+    """Waits for other shards or for the supervisor: not its own fault when that takes long."""
+    COMPUTING = "computing"
+    """In the author's loop body."""
+    FINISHING = "finishing"
+    """After the last step: saves, or runs the author's code after the loop."""
+
+
+class Pulse:
+    """Heartbeat out, control in."""
+
+    def __init__(self, uid: str, store: RunStore, *, interval_s: float) -> None:
+        self._uid = uid
+        self._store = store
+        self._interval_s = interval_s
+        self._outbox: queue.SimpleQueue[tuple[str, JsonValue]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._beat_until_orphaned, name="pulse", daemon=True)
+        self.control: Control | None = None
+        self.phase = Phase.STARTING
+        self.step = 0
+        self.version = -1  #: the last committed synchronised state
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def post(self, key: str, value: JsonValue) -> None:
+        """Send a value soon, without waiting for it."""
+        self._outbox.put((key, value))
+
+    def has_moved_on(self, generation: int) -> bool:
+        """Say whether the supervisor has replaced ``generation``."""
+        return self.control is not None and self.control.generation != generation
+
+    def _beat_until_orphaned(self) -> None:
+        beat = 0
+        next_beat_at = 0.0
+        try:
+            while True:
+                while not self._outbox.empty():
+                    self._store.put(*self._outbox.get())
+                if time.monotonic() >= next_beat_at:
+                    beat += 1
+                    next_beat_at = time.monotonic() + self._interval_s
+                    self._store.put(f"heartbeat/{self._uid}", self._heartbeat(beat))
+                self.control = self._store.get_control() or self.control
+                time.sleep(_POLL_S)
+        except Exception:
+            # Any failure of the store means the same: the supervisor no longer exists.
+            log.exception(
+                "The supervisor's store does not answer; this shard ends so that it does not train alone"
+            )
+            os._exit(ORPHAN_EXIT)
+
+    def _heartbeat(self, beat: int) -> JsonValue:
+        return {"beat": beat, "phase": self.phase.value, "step": self.step, "version": self.version}

@@ -1,0 +1,98 @@
+"""`run.json`: where a run stands, for everyone outside its processes.
+
+Written by the supervisor only, replaced atomically, so that a reader sees a whole record or the one before.
+It holds enough to tell people what happened and a retry where to resume. Readers: the launcher and the
+operator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+
+from pydantic import BaseModel, JsonValue
+
+from airflow_gpu_provider.training.failures import ShardFailure
+
+
+class RunState(str, Enum):
+    """State of a run."""
+
+    STARTING = "starting"
+    """Processes import and build their models; no step yet."""
+    RUNNING = "running"
+    """At least one synchronisation was committed."""
+    FINISHING = "finishing"
+    """All steps are done and saved; the code after the loop runs."""
+    SUCCEEDED = "succeeded"
+    """Every shard returned from ``train``."""
+    FAILED = "failed"
+    """It ended without its result; ``error`` says why."""
+    STOPPED = "stopped"
+    """It was asked to stop and left a checkpoint where it could."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when the run will never change again."""
+        return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
+
+
+class CheckpointRecord(BaseModel):
+    """The newest durable checkpoint."""
+
+    step: int
+    path: str
+    sha256: str  #: of the file
+    state_sha256: str  #: of the weights and the optimizer's state, independent of the file format
+
+
+class RunRecord(BaseModel):
+    """All that run.json says."""
+
+    run_id: str
+    pid: int
+    state: RunState = RunState.STARTING
+    generation: int = 0
+    members: dict[str, int] = {}  #: process to logical rank
+    spares: list[str] = []
+    step: int = 0  #: the last one that a shard said it had committed
+    step_count: int | None = None
+    resumed_from: int | None = None
+    respawns_left: int = 0
+    sync_retries: int = 0
+    failures: list[ShardFailure] = []
+    suspect_devices: list[str] = []  #: those that gave an error of their own
+    takeovers: list[str] = []  #: "u2 took rank 1 of u1 (killed)"
+    checkpoint: CheckpointRecord | None = None
+    result: JsonValue = None  #: what ``train`` returned on rank 0
+    error: str | None = None
+    hopeless: bool = False  #: the error would come back on a retry
+    started_at: datetime
+    updated_at: datetime
+
+
+def write_json(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` at once: a reader or a crash never meets half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Write the record with the present time."""
+    record.updated_at = datetime.now(timezone.utc)
+    write_json(path, record.model_dump_json(indent=1))
+
+
+def read_record(path: Path) -> RunRecord | None:
+    """Return the record, or None when the supervisor has not written one yet."""
+    try:
+        return RunRecord.model_validate(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,59 @@
+"""The folder of a training: checkpoints that all attempts share, and one folder for each attempt.
+
+A retry finds the checkpoints and resumes. A task that was cleared after it had delivered its result starts
+anew instead of finding everything done: its old checkpoints are moved to ``previous``. Without torch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from datetime import datetime, timezone
+from pathlib import Path
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.run_file import write_json
+
+
+class RunFolder:
+    """What lies where for one training."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.checkpoints = root / "checkpoints"
+        self._delivered = root / "delivered.json"
+
+    def open_attempt(self, number: int) -> Path:
+        """Return a new, empty folder for an attempt. Raise InvalidRequest when the place cannot be used."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if self._delivered.exists():
+                self._put_aside()
+            for suffix in ("", *(f"-{again}" for again in range(2, 1000))):
+                folder = self.root / "attempts" / f"try-{number}{suffix}"
+                if not folder.exists():
+                    folder.mkdir(parents=True)
+                    return folder
+        except OSError as error:
+            raise InvalidRequest(
+                f"checkpoint_dir={str(self.root)!r} cannot be used: {error.strerror or error}; give a folder "
+                "in which the workers may write."
+            ) from error
+        raise InvalidRequest(f"checkpoint_dir={str(self.root)!r} holds 1000 attempts; clear it.")
+
+    def mark_delivered(self, result: str) -> None:
+        """Note that the result reached Airflow: another run of the same task means to start anew."""
+        now = datetime.now(timezone.utc).isoformat()
+        write_json(self._delivered, f'{{"at": "{now}", "result": {result}}}')
+
+    def _put_aside(self) -> None:
+        previous = self.root / "previous"
+        if self.checkpoints.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            self.checkpoints.rename(previous)
+        self._delivered.unlink()
+
+
+def folder_name(text: str) -> str:
+    """Return ``text`` (a run id with its colons, say) as one harmless folder name."""
+    return re.sub(r"[^\w.+=-]", "_", text).lstrip(".") or "_"

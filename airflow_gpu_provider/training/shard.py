@@ -1,0 +1,148 @@
+"""One shard process: ``python -m airflow_gpu_provider.training.shard PLAN.json UID``.
+
+Ends with its supervisor, whatever happens to that. Runs the author's function and tells the supervisor how
+it ended: ``done``, or a report of the error with its step. It leaves through ``os._exit``, since the
+destructors of abandoned process groups may block. Started by `children`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.failures import REPORTED_EXIT, ShardReport
+from airflow_gpu_provider.training.parenthood import end_with_parent
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.run_file import write_json
+
+STORE_VARIABLE = "AGP_STORE"
+PREFIX_VARIABLE = "AGP_STORE_PREFIX"
+DEVICE_VARIABLE = "AGP_TORCH_DEVICE"
+PARENT_VARIABLE = "AGP_PARENT_PID"
+
+#: a result goes through run.json and XCom
+_MAX_RESULT_BYTES = 32 * 1024
+
+
+def main(plan_file: Path, uid: str) -> int:
+    """Run the shard and return its exit code."""
+    end_with_parent(int(os.environ[PARENT_VARIABLE]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plan = RunPlan.model_validate_json(plan_file.read_text())
+    sys.path += [entry for entry in plan.python_path if entry not in sys.path]
+    try:
+        return _train(plan, uid)
+    except Exception as error:
+        _write_report(plan, uid, error, step=None, shard=None)
+        return REPORTED_EXIT
+
+
+def _train(plan: RunPlan, uid: str) -> int:
+    # Imported after end_with_parent: torch takes seconds, during which the supervisor may die.
+    import torch
+
+    from airflow_gpu_provider.training.context import TrainContext
+    from airflow_gpu_provider.training.coordination import RunStore
+    from airflow_gpu_provider.training.pulse import Pulse
+    from airflow_gpu_provider.training.randomness import seed_everything
+    from airflow_gpu_provider.training.step_loop import Leaving
+    from airflow_gpu_provider.training.telemetry import Telemetry
+
+    torch.set_num_threads(plan.threads_per_shard)
+    address, prefix = os.environ[STORE_VARIABLE], os.environ[PREFIX_VARIABLE]
+    store = RunStore.connect(address, prefix)
+    pulse = Pulse(uid, RunStore.connect(address, prefix), interval_s=plan.heartbeat_s)
+    pulse.start()
+    device = torch.device(os.environ[DEVICE_VARIABLE])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    telemetry = Telemetry(plan.paths.shard_telemetry(uid), uid)
+    context = TrainContext(plan, uid, store, pulse, telemetry=telemetry, device=device)
+    try:
+        train = load_entrypoint(plan.entrypoint)
+        seed_everything(plan.seed, 0, 0)  # equal initial weights everywhere
+        result = train(context)
+        if not context.is_complete:
+            raise InvalidRequest(
+                "train(ctx) returned before its loop was through; do not break out of `for step in "
+                "ctx.steps(n)`: the other shards would wait. Give ctx.steps() the right number instead."
+            )
+        store.put(f"done/{uid}", {"result": _checked_result(result) if context.shard == 0 else None})
+    except Leaving as leaving:
+        logging.getLogger(__name__).info("Leaving: %s", leaving)
+        store.put(f"left/{uid}", True)
+    except Exception as error:
+        shard = None if context._loop is None else context._loop.rank
+        _write_report(plan, uid, error, step=context.step_now, shard=shard)
+        return REPORTED_EXIT
+    finally:
+        telemetry.flush()
+    return 0
+
+
+def load_entrypoint(entrypoint: str) -> Callable[..., object]:
+    """Import ``package.module:function``. Raise InvalidRequest that says what was found instead."""
+    module_name, function_name = entrypoint.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"entrypoint={entrypoint!r}: {error}; the module must lie in the Dags folder or be installed "
+            "where the training runs."
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = sorted(
+            name for name in vars(module) if not name.startswith("_") and callable(getattr(module, name))
+        )
+        raise InvalidRequest(
+            f"entrypoint={entrypoint!r}: {module.__file__} has no function {function_name!r}; it has "
+            f"{', '.join(public[:10]) or 'none'}."
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _checked_result(result: object) -> JsonValue:
+    try:
+        size = len(json.dumps(result, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"train(ctx) returned {type(result).__name__} that is not plain JSON ({error}); return numbers, "
+            "text, lists and dicts, for example {'loss': float(loss)}."
+        ) from error
+    if size > _MAX_RESULT_BYTES:
+        raise InvalidRequest(
+            f"train(ctx) returned {size} bytes, allowed are {_MAX_RESULT_BYTES}; save large results to a "
+            "file and return its path."
+        )
+    return result  # type: ignore[return-value]
+
+
+def _write_report(plan: RunPlan, uid: str, error: Exception, *, step: int | None, shard: int | None) -> None:
+    traceback.print_exception(error)
+    text = "".join(traceback.format_exception(error))
+    report = ShardReport(
+        error_type=type(error).__name__,
+        message=str(error)[:4000],
+        traceback=text[-8000:],
+        step=step,
+        shard=shard,
+        non_finite=type(error).__name__ == "NonFiniteLoss",
+    )
+    write_json(plan.paths.failure(uid), report.model_dump_json(indent=1))
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

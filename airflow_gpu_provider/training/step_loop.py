@@ -1,0 +1,262 @@
+"""The protocol behind ``for step in ctx.steps(n)``: when to share, roll back, join, save and leave.
+
+Invariant: the shard can always return to the last state that all shards shared. A generation that ends in the
+middle is answered by rolling back to it, taking the newest version any member holds and doing the steps since
+again; a shard that did not fail is never restarted. Next: `context` is its face to the author.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from pydantic import TypeAdapter
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.averaging import Averaging, Exchange, GradientAveraging, StateAveraging
+from airflow_gpu_provider.training.checkpoint import CheckpointFacts, CheckpointFolder
+from airflow_gpu_provider.training.coordination import Control, RunStore
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.pulse import Phase, Pulse
+from airflow_gpu_provider.training.randomness import seed_everything
+from airflow_gpu_provider.training.run_file import CheckpointRecord
+from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
+from airflow_gpu_provider.training.state import Layout, Scalars, TrainingState
+from airflow_gpu_provider.training.telemetry import Telemetry
+
+_FRESH = -1  #: the version of a process that has no state yet
+_EVENT_EVERY_S = 0.1
+_LAYOUT_WORD = TypeAdapter(tuple[Layout, Scalars])
+
+
+class Leaving(BaseException):
+    """The shard leaves as it should; no Exception, so that the author's code does not catch it."""
+
+
+class StepLoop:
+    """One shard's way through ``count`` steps."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        uid: str,
+        store: RunStore,
+        pulse: Pulse,
+        *,
+        telemetry: Telemetry,
+        state: TrainingState,
+        count: int,
+    ) -> None:
+        self._plan = plan
+        self._uid = uid
+        self._store = store
+        self._pulse = pulse
+        self._telemetry = telemetry
+        self._state = state
+        self._averaging: Averaging = (
+            GradientAveraging(state) if plan.sync_interval == 1 else StateAveraging(state)
+        )
+        self._group = ShardGroup(uid, store, pulse, backend=plan.backend, timeout_s=plan.sync_timeout_s)
+        facts = CheckpointFacts(
+            shard_count=plan.shard_count, sync_interval=plan.sync_interval, seed=plan.seed
+        )
+        self._checkpoints = CheckpointFolder(plan.checkpoint_dir, facts, keep=plan.keep_checkpoints)
+        self._saved_at = self._window_started_at = time.monotonic()
+        self._last_event_at = 0.0
+        self._is_in_body = False
+        self.count = count
+        self.step = 0
+        self.rank: int | None = None
+        self.is_finished = False
+
+    @property
+    def version(self) -> int:
+        """The last step whose state all shards shared."""
+        version = self._averaging.version
+        return _FRESH if version is None else version
+
+    def next_step(self, check: Callable[[], None]) -> int | None:
+        """Return the step to do next, possibly an earlier one again, or None when all are done and saved.
+
+        ``check`` is called before a window's result is shared; it raises when it must not be.
+        """
+        while True:
+            try:
+                if self._is_in_body:
+                    self._is_in_body = False
+                    self._end_step(check)
+                if self._group.generation < 0 or self._pulse.has_moved_on(self._group.generation):
+                    self._join()
+                if self.version >= self.count:
+                    self._finish()
+                    return None
+            except GroupLost:
+                self._await_next_generation()
+                continue
+            self._is_in_body = True
+            self._pulse.step, self._pulse.phase = self.step, Phase.COMPUTING
+            seed_everything(self._plan.seed, self.step, self.rank or 0)
+            return self.step
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do the author's optimizer step."""
+        self._averaging.step_optimizer(optimizer, self._group, wants_stop=self._wants_stop)
+
+    @property
+    def _wants_stop(self) -> bool:
+        return self._pulse.control is not None and self._pulse.control.stop
+
+    # -- the end of a step ---------------------------------------------------------------------------------
+
+    def _end_step(self, check: Callable[[], None]) -> None:
+        done = self.step + 1
+        is_window_end = done % self._plan.sync_interval == 0 or done == self.count
+        if is_window_end:
+            check()
+            self._pulse.phase = Phase.WAITING
+        window_s = time.monotonic() - self._window_started_at
+        exchange = self._averaging.end_step(
+            self._group, done, is_window_end=is_window_end, wants_stop=self._wants_stop
+        )
+        self.step = done
+        if exchange is None:
+            return
+        self._pulse.version = self.version
+        self._tell_sync(exchange, window_s)
+        self._save_when_due()
+        self._window_started_at = time.monotonic()
+
+    def _tell_sync(self, exchange: Exchange, window_s: float) -> None:
+        if time.monotonic() - self._last_event_at < _EVENT_EVERY_S and self.version < self.count:
+            return
+        self._last_event_at = time.monotonic()
+        self._telemetry.event(
+            "sync",
+            shard=self._group.rank,
+            step=self.step,
+            generation=self._group.generation,
+            sync_s=round(exchange.seconds, 6),
+            window_s=round(window_s, 6),
+            bytes=exchange.size_bytes,
+        )
+
+    def _save_when_due(self) -> None:
+        is_stopping = self._averaging.is_stopping and self.version < self.count
+        if self._group.rank == 0:
+            if (written := self._checkpoints.take_written()) is not None:
+                self._announce(written)
+            if is_stopping:
+                self._announce(self._checkpoints.save(self._state, self.version))
+            elif self.version < self.count and self._is_save_due():
+                self._checkpoints.save_in_background(self._state, self.version)
+                self._saved_at = time.monotonic()
+        if is_stopping:
+            raise Leaving("stopped at a synchronisation")
+
+    def _is_save_due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self._plan.checkpoint_every_s
+
+    def _announce(self, record: CheckpointRecord) -> None:
+        self._store.put("checkpoint", record.model_dump(mode="json"))
+
+    # -- joining a generation ------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        control = self._await_rank()
+        if control.finishing:
+            self._adopt_final(control.members[self._uid])
+            return
+        self._averaging.roll_back()
+        self._pulse.phase = Phase.WAITING
+        self._group.join(control)
+        self._agree_on_state()
+        self.rank = self._group.rank
+        self._window_started_at = time.monotonic()
+        self._telemetry.event("joined", shard=self.rank, step=self.version, generation=self._group.generation)
+
+    def _await_rank(self) -> Control:
+        """Wait warm until there is a rank for this process. Raise Leaving when the run stops before."""
+        while (control := self._pulse.control) is None or self._uid not in control.members:
+            if control is not None and control.stop:
+                raise Leaving("a spare that was not needed")
+            if control is not None and self._pulse.phase is Phase.STARTING:
+                self._state.materialise()  # imports and compiles what the first step would have to
+                self._pulse.phase = Phase.PARKED
+            time.sleep(0.01)
+        return control
+
+    def _agree_on_state(self) -> None:
+        """Give every member the newest version that any of them holds."""
+        own = self.version
+        rows = self._group.gather([own, self.count])
+        counts = sorted({row[1] for row in rows})
+        if len(counts) > 1:
+            raise InvalidRequest(
+                f"Shards call ctx.steps() with different numbers: {counts}; take the number from ctx.params, "
+                "not from the shard's data."
+            )
+        if max(row[0] for row in rows) == _FRESH:
+            if self._group.rank == 0:
+                own = self._load_newest()
+            rows = self._group.gather([own, self.count])
+        newest = max(row[0] for row in rows)
+        root = next(rank for rank, row in enumerate(rows) if row[0] == newest)
+        self._take_layout(root)
+        flats = self._state.pack(self._group.device)
+        for flat in flats.values():
+            self._group.broadcast(flat, root)
+        self._state.unpack(flats)
+        self._averaging.commit(newest, flats)
+        self.step = self._pulse.version = newest
+
+    def _take_layout(self, root: int) -> None:
+        key = f"layout/{self._group.generation}"
+        if self._group.rank == root:
+            self._store.put(key, [self._state.layout(), self._state.scalars()])  # type: ignore[list-item]
+            return
+        self._group.wait_for([key])
+        word = _LAYOUT_WORD.validate_python(self._store.get(key))
+        self._state.align(*word)
+
+    def _load_newest(self) -> int:
+        self._store.put("step_count", self.count)
+        record = self._checkpoints.newest()
+        if record is None:
+            return 0
+        self._checkpoints.load(self._state, record)
+        self._store.put("resumed_from", record.step)
+        self._announce(record)
+        return min(record.step, self.count)
+
+    def _await_next_generation(self) -> None:
+        self._group.leave()
+        self._pulse.phase = Phase.WAITING
+        while not self._pulse.has_moved_on(self._group.generation):
+            time.sleep(0.01)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Save the final state once, and leave the loop together."""
+        if self.rank == 0 and self._store.get("final") is None:
+            self._pulse.phase = Phase.FINISHING
+            newest = self._checkpoints.newest()
+            is_saved = newest is not None and newest.step >= self.count
+            final = newest if newest and is_saved else self._checkpoints.save(self._state, self.count)
+            self._announce(final)
+            self._store.put("final", final.model_dump(mode="json"))
+        while self._store.get("final") is None:
+            self._group.raise_if_replaced()
+            time.sleep(0.01)
+        self._pulse.phase = Phase.FINISHING
+        self._pulse.step = self.count
+        self.is_finished = True
+
+    def _adopt_final(self, rank: int) -> None:
+        """Take over from a shard that was lost after the last step: nobody is left in the loop to join."""
+        final = CheckpointRecord.model_validate(self._store.get("final"))
+        self._checkpoints.load(self._state, final)
+        self.rank = rank
+        self.step = self._pulse.version = self.count
+        self._averaging.commit(self.count, self._state.pack(self._group.device))

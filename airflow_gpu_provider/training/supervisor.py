@@ -1,0 +1,301 @@
+"""The process that owns a run: ``python -m airflow_gpu_provider.training.supervisor PLAN.json``.
+
+Hosts the store, starts the shards, notices those that end or fall silent, gives their ranks to spares and
+writes run.json. It never computes, so it survives what kills a shard. Invariant: a generation is published
+only after the processes it replaces are gone. Asked to stop (SIGTERM, or its own parent is gone) it lets the
+shards save first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+
+from airflow_gpu_provider.training.children import Children
+from airflow_gpu_provider.training.coordination import Control, host_store
+from airflow_gpu_provider.training.failures import FailureCause, ShardFailure, classify
+from airflow_gpu_provider.training.liveness import Liveness
+from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.plan import RunPlan, Slot
+from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, write_record
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_WRITE_EVERY_S = 0.5
+#: a broken collective waits this long for the death that explains it, before it is retried as a network fault
+_FAULT_GRACE_S = 0.5
+_MAX_SYNC_RETRIES = 5
+
+
+class Supervisor:
+    """One run, from the first process to the last."""
+
+    def __init__(self, plan: RunPlan, plan_file: Path) -> None:
+        self._plan = plan
+        self._parent = os.getppid()
+        self._store, address = host_store()
+        self._children = Children(plan, plan_file, address=address, prefix=self._store.prefix)
+        self._liveness = Liveness(plan)
+        members = tuple(f"u{index}" for index in range(plan.shard_count))
+        spares = tuple(f"u{plan.shard_count + index}" for index in range(len(plan.spare_slots)))
+        self._membership = Membership.first(members, spares)
+        self._started = 0
+        self._fault_seen_at: float | None = None
+        self._retries_at_version = (-1, 0)
+        self._stop_deadline: float | None = None
+        self._stop_reason: str | None = None
+        self._final_seen = False
+        self._last_write: tuple[str, float] = ("", 0.0)
+        now = datetime.now(timezone.utc)
+        self.record = RunRecord(
+            run_id=plan.run_id,
+            pid=os.getpid(),
+            respawns_left=plan.max_respawns,
+            started_at=now,
+            updated_at=now,
+        )
+
+    def run(self) -> int:
+        """Train to the end and return the exit code: 0 only for a run that succeeded."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            self._publish()
+            for slot in (*self._plan.member_slots, *self._plan.spare_slots):
+                self._start_process(slot)
+            while not self.record.state.is_terminal:
+                self._tick(time.monotonic())
+                time.sleep(_TICK_S)
+        finally:
+            self._children.fence_all()
+            self._write(force=True)
+        log.info("The run ended: %s %s", self.record.state.value, self.record.error or "")
+        return 0 if self.record.state is RunState.SUCCEEDED else 1
+
+    def _tick(self, now: float) -> None:
+        self._liveness.tick(now)
+        self._listen(now)
+        self._take_announcements()
+        self._stop_when_asked(now)
+        self._replace_lost(now)
+        if not self.record.state.is_terminal:
+            self._retry_broken_synchronisation(now)
+            self._end_when_done(now)
+        self._write()
+
+    # -- hearing -------------------------------------------------------------------------------------------
+
+    def _listen(self, now: float) -> None:
+        for uid in self._membership.alive:
+            word = self._store.get(f"heartbeat/{uid}")
+            if isinstance(word, dict):
+                self._liveness.hear(uid, now=now, **word)  # type: ignore[arg-type]
+        self.record.step = max(0, self._liveness.version())
+        if self.record.step > 0 and self.record.state is RunState.STARTING:
+            self.record.state = RunState.RUNNING
+
+    def _take_announcements(self) -> None:
+        if isinstance(checkpoint := self._store.get("checkpoint"), dict):
+            self.record.checkpoint = CheckpointRecord.model_validate(checkpoint)
+        for name in ("step_count", "resumed_from"):
+            if isinstance(value := self._store.get(name), int):
+                setattr(self.record, name, value)
+        if not self._final_seen and self._store.get("final") is not None:
+            self._final_seen = True
+            self.record.state = RunState.FINISHING
+            self._publish()
+
+    def _end_when_done(self, now: float) -> None:
+        members = self._membership.members
+        if not self._membership.is_complete or not self._store.has([f"done/{uid}" for uid in members]):
+            return
+        rank_zero = next(uid for uid, rank in members.items() if rank == 0)
+        word = self._store.get(f"done/{rank_zero}")
+        self.record.result = word["result"] if isinstance(word, dict) else None
+        self.record.state = RunState.SUCCEEDED
+        self.record.step = self.record.step_count or self.record.step
+        for uid in members:  # they have said all they had to; let them write their last lines
+            while self._children.exit_code(uid) is None and time.monotonic() < now + 5:
+                time.sleep(_TICK_S)
+
+    # -- replacing -----------------------------------------------------------------------------------------
+
+    def _replace_lost(self, now: float) -> None:
+        lost = [failure for uid in self._membership.alive if (failure := self._examine(uid, now))]
+        if not lost and self._membership.is_complete:
+            return
+        for failure in lost:
+            log.warning("Lost: %s", failure.sentence)
+            self._children.fence(failure.uid)
+            self._liveness.forget(failure.uid)
+            if failure.cause is FailureCause.GPU_FAULT:
+                self.record.suspect_devices += self._children.slot(failure.uid).device_ids
+        self.record.failures += lost
+        ending = next((failure for failure in lost if self._must_end(failure)), None)
+        if ending is not None:
+            self._fail(ending.sentence, hopeless=ending.cause.is_hopeless)
+            return
+        holders = {rank: uid for uid, rank in self._membership.members.items()}
+        self._membership = self._membership.lose(frozenset(failure.uid for failure in lost))
+        if self._stop_reason is None:
+            self._fill_vacancies(holders)
+
+    def _examine(self, uid: str, now: float) -> ShardFailure | None:
+        code = self._children.exit_code(uid)
+        silent = stalled = None
+        if code is None:
+            silent = self._liveness.silent_for(uid, now)
+            stalled = self._liveness.stalled_for(uid, now)
+            if silent is None and stalled is None:
+                return None
+        elif self._store.has([f"done/{uid}"]) or self._store.has([f"left/{uid}"]):
+            return None
+        remains = self._children.remains(uid, silent_for_s=silent, stalled_for_s=stalled)
+        cause, evidence = classify(remains)
+        step = remains.report.step if remains.report else self._liveness.step(uid)
+        rank = self._membership.members.get(uid)
+        return ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
+
+    def _must_end(self, failure: ShardFailure) -> bool:
+        """Say whether a spare would do no better: the author's error, or a rank out of memory again."""
+        is_repeated = failure.cause is FailureCause.OUT_OF_MEMORY and failure.rank is not None
+        earlier = [f for f in self.record.failures if f.rank == failure.rank and f.cause is failure.cause]
+        return failure.cause.ends_run or (is_repeated and len(earlier) > 1)
+
+    def _fill_vacancies(self, holders: dict[int, str]) -> None:
+        self._refill_spares()
+        before = self._membership.generation
+        self._membership, taken = self._membership.fill(self._liveness.parked())
+        for uid, rank in taken.items():
+            sentence = f"{uid} took rank {rank} of {holders.get(rank, 'a lost shard')}"
+            log.info("Takeover: %s", sentence)
+            self.record.takeovers.append(sentence)
+        if self._membership.generation != before:
+            self._fault_seen_at = None
+            self._publish()
+        elif not self._membership.is_complete:
+            last = self.record.failures[-1].sentence
+            self._fail(
+                f"{len(self._membership.vacant)} more shard(s) were lost than there were spares, and all "
+                f"{self._plan.max_respawns} respawns are used; the last: {last}. A retry resumes from the "
+                "last checkpoint; raise redundancy to keep more spares."
+            )
+
+    def _refill_spares(self) -> None:
+        """Start replacements for lost processes: at once for a vacant rank, in the background for a spare."""
+        wanted = len(self._membership.vacant) + len(self._plan.spare_slots) - len(self._membership.spares)
+        for _ in range(min(wanted, self.record.respawns_left)):
+            slot = self._free_slot()
+            if slot is None:
+                log.warning("No replacement is started: all free devices are suspect")
+                return
+            self.record.respawns_left -= 1
+            uid = self._start_process(slot)
+            self._membership = self._membership.add_spare(uid)
+            log.info("%s is started as a replacement, %d respawns left", uid, self.record.respawns_left)
+
+    def _free_slot(self) -> Slot | None:
+        free = [*self._plan.member_slots, *self._plan.spare_slots]
+        for taken in self._children.running_slots():
+            free.remove(taken)
+        suspect = set(self.record.suspect_devices)
+        return next((slot for slot in free if not suspect.intersection(slot.device_ids)), None)
+
+    def _start_process(self, slot: Slot) -> str:
+        uid = f"u{self._started}"
+        self._started += 1
+        self._children.start(uid, slot)
+        self._liveness.watch(uid, time.monotonic())
+        return uid
+
+    # -- retrying ------------------------------------------------------------------------------------------
+
+    def _retry_broken_synchronisation(self, now: float) -> None:
+        """Make a new generation of the same shards when a collective failed although nobody died."""
+        fault = self._store.get(f"fault/{self._membership.generation}")
+        if not isinstance(fault, dict) or not self._membership.is_complete or self._stop_reason:
+            return
+        if self._fault_seen_at is None:
+            self._fault_seen_at = now
+        if now - self._fault_seen_at < _FAULT_GRACE_S:
+            return
+        self._fault_seen_at = None
+        version, tries = self._retries_at_version
+        tries = tries + 1 if version == self.record.step else 1
+        self._retries_at_version = (self.record.step, tries)
+        if tries > _MAX_SYNC_RETRIES:
+            self._fail(
+                f"The shards could not synchronise after step {self.record.step}: {_MAX_SYNC_RETRIES} "
+                f"retries failed, the last with {fault['reason']}. Check the network between the devices; a "
+                "retry resumes from the last checkpoint."
+            )
+            return
+        self.record.sync_retries += 1
+        log.warning("Synchronisation failed at %s (%s); retry %d", fault["uid"], fault["reason"], tries)
+        self._membership = self._membership.next()
+        self._publish()
+
+    # -- stopping ------------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_reason = self._stop_reason or f"asked by {signal.Signals(number).name}"
+
+    def _stop_when_asked(self, now: float) -> None:
+        if self._stop_reason is None and os.getppid() != self._parent:
+            self._stop_reason = "the process that started the run is gone"
+        if self._stop_reason is None:
+            return
+        if self._stop_deadline is None:
+            log.info("Stopping: %s", self._stop_reason)
+            self._stop_deadline = now + self._plan.stop_grace_s
+            self._publish()
+        gone = all(self._children.exit_code(uid) is not None for uid in self._membership.alive)
+        if gone or now >= self._stop_deadline:
+            self._take_announcements()
+            step = self.record.checkpoint.step if self.record.checkpoint else None
+            self.record.error = f"stopped ({self._stop_reason}); the last checkpoint is of step {step}"
+            self.record.state = RunState.STOPPED
+
+    def _fail(self, sentence: str, *, hopeless: bool = False) -> None:
+        self.record.error = sentence
+        self.record.hopeless = hopeless
+        self.record.state = RunState.FAILED
+
+    # -- telling -------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        control = Control(
+            generation=self._membership.generation,
+            members=self._membership.members,
+            finishing=self._final_seen,
+            stop=self._stop_reason is not None,
+        )
+        self._store.put_control(control)
+
+    def _write(self, *, force: bool = False) -> None:
+        self.record.generation = self._membership.generation
+        self.record.members = dict(self._membership.members)
+        self.record.spares = list(self._membership.spares)
+        content = self.record.model_dump_json(exclude={"updated_at"})
+        now = time.monotonic()
+        if force or (content != self._last_write[0] and now - self._last_write[1] >= _WRITE_EVERY_S):
+            write_record(self._plan.paths.run, self.record)
+            self._last_write = (content, now)
+
+
+def main(plan_file: Path) -> int:
+    """Run the plan."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plan = RunPlan.model_validate_json(plan_file.read_text())
+    return Supervisor(plan, plan_file).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

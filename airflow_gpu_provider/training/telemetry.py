@@ -1,0 +1,79 @@
+"""A shard's measurements: gathered in memory, appended to its own JSON lines file twice a second.
+
+The author's tensors are kept as they are and read when they are written, because reading one of a GPU waits
+for the GPU. After a fault steps are done again: a reader keeps the last line of each (shard, step). Next:
+whoever exports metrics reads them with `measurements`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+Number = float | int | torch.Tensor
+
+_FLUSH_S = 0.5
+#: lines of fast loops are thinned to this distance; a synchronisation is always written
+_REPORT_EVERY_S = 0.1
+
+
+class Telemetry:
+    """Append-only writer of one process."""
+
+    def __init__(self, path: Path, uid: str) -> None:
+        self._path = path
+        self._uid = uid
+        self._lines: deque[dict[str, str | Number]] = deque()
+        self._write_lock = threading.Lock()
+        self._last_report_at = 0.0
+        threading.Thread(target=self._flush_for_ever, name="telemetry", daemon=True).start()
+
+    def report(self, shard: int, step: int, values: Mapping[str, Number]) -> None:
+        """Keep what the author reported of a step, unless the line before is very young."""
+        now = time.monotonic()
+        if step > 0 and now - self._last_report_at < _REPORT_EVERY_S:
+            return
+        self._last_report_at = now
+        self.event("report", shard=shard, step=step, **values)
+
+    def event(self, kind: str, **values: str | Number) -> None:
+        """Keep one line."""
+        line: dict[str, str | Number] = {"at": time.time(), "kind": kind, "uid": self._uid}
+        for name, value in values.items():
+            line[name] = value.detach() if isinstance(value, torch.Tensor) else value
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Write what there is, once more before the end. A full disk does not end training."""
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("Measurements cannot be written to %s: %s; training goes on", self._path, error)
+
+    def _write(self) -> None:
+        with self._write_lock:
+            lines = []
+            while self._lines:
+                line = self._lines.popleft()
+                lines.append({key: _plain(value) for key, value in line.items()})
+            if lines:
+                with self._path.open("a") as file:
+                    file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _flush_for_ever(self) -> None:
+        while True:
+            time.sleep(_FLUSH_S)
+            self.flush()
+
+
+def _plain(value: str | Number) -> str | float | int:
+    return value.item() if isinstance(value, torch.Tensor) else value
