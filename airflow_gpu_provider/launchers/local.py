@@ -1,0 +1,109 @@
+"""Runs on this host: the supervisor is a child process in a session of its own.
+
+It ends with the process that started it (it watches its parent, and the shards end with it), so leased
+devices are never used after the lease's holder is gone. Start it from a thread that lives as long as the
+run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.run_file import RunRecord, read_record, write_json
+
+log = logging.getLogger(__name__)
+
+_SUPERVISOR = "airflow_gpu_provider.training.supervisor"
+#: beyond the plan's grace, for the supervisor to write its record and leave
+_LEAVE_S = 5.0
+_TAIL_LINES = 15
+
+
+class LocalRun:
+    """A run on this host."""
+
+    def __init__(self, plan: RunPlan, process: subprocess.Popen[bytes]) -> None:
+        self._plan = plan
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id."""
+        return self._process.pid
+
+    def record(self) -> RunRecord | None:
+        """Return where the run stands, None while it has not said anything."""
+        return read_record(self._plan.paths.run)
+
+    def has_ended(self) -> bool:
+        """Say whether the supervisor has ended; its shards then have too."""
+        return self._process.poll() is not None
+
+    def shard_log_tail(self, uid: str) -> list[str]:
+        """Return the last lines a shard printed."""
+        return _tail(self._plan.paths.log(uid))
+
+    def explain_end(self) -> str:
+        """Say how the supervisor ended, with its last lines."""
+        lines = "\n".join(_tail(self._plan.paths.supervisor_log))
+        code = self._process.poll()
+        return f"the supervisor ended with exit code {code} and no outcome; its last lines:\n{lines}"
+
+    def stop(self) -> None:
+        """Let the shards save, then end the run; return when it has ended."""
+        if self.has_ended():
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=self._plan.stop_grace_s + _LEAVE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("The run did not stop within its grace; it is killed")
+            self.kill()
+
+    def kill(self) -> None:
+        """End the supervisor now; the kernel ends its shards with it."""
+        if not self.has_ended():
+            self._process.kill()
+            self._process.wait()
+
+
+class LocalLauncher:
+    """Starts runs on this host."""
+
+    def start(self, plan: RunPlan) -> LocalRun:
+        """Write the plan and start its supervisor. Raise InvalidRequest when torch is not installed."""
+        if importlib.util.find_spec("torch") is None:
+            raise InvalidRequest(
+                "Training needs torch, which is not installed for "
+                f"{sys.executable}: pip install 'airflow-gpu-provider[torch]' on every worker.",
+                reason="torch_missing",
+            )
+        plan.paths.create()
+        write_json(plan.paths.plan, plan.model_dump_json(indent=1))
+        # The supervisor computes nothing; hiding the devices keeps a context off them.
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        with plan.paths.supervisor_log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", _SUPERVISOR, str(plan.paths.plan)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return LocalRun(plan, process)
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    except FileNotFoundError:
+        return []

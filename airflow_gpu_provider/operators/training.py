@@ -1,0 +1,221 @@
+"""Train in shards on leased GPUs and survive the loss of some of them.
+
+The operator turns a request into a lease and a plan, starts a supervisor through a launcher and tells the
+task log what that does; the training itself is in `training`. Its invariant: no process of the run outlives
+the lease. A try that fails leaves checkpoints from which the next try resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
+from airflow_gpu_provider.launchers.base import TrainingRun
+from airflow_gpu_provider.launchers.local import LocalLauncher
+from airflow_gpu_provider.operators.leased import GpuLeasedOperator
+from airflow_gpu_provider.operators.training_progress import ProgressLog
+from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
+from airflow_gpu_provider.training.plan import RunPlan, check_entrypoint
+from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from airflow_gpu_provider.training.run_folder import RunFolder, folder_name
+from airflow_gpu_provider.training.slots import TrainingShape, assign_slots, training_shape
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.operators.held_lease import HeldLease
+
+
+class DistributedTrainingOperator(GpuLeasedOperator):
+    """
+    Run ``train(ctx)`` in shards that synchronise every ``sync_interval`` steps.
+
+    The XCom holds the final checkpoint, its digests, what happened to shards, and what ``train`` returned on
+    shard 0.
+
+    :param entrypoint: the author's function as "package.module:function"
+    :param task_request: the whole request as JSON text or a mapping (templated); it sets GPUs, cores, memory,
+        priority, shards and synchronisation, and its dependencies become `ctx.params`
+    :param shard_count: number of shards when there is no `task_request`; None: one for each GPU
+    :param sync_interval: steps between two synchronisations when there is no `task_request`; 1: every step
+    :param train_params: plain values for `ctx.params` (templated)
+    :param redundancy: share of redundant shards, or "auto"
+    :param checkpoint_dir: folder of this training (templated); None: one for each task of each run below
+        AIRFLOW_HOME. A folder shared by several runs lets a later run resume an earlier one.
+    :param checkpoint_every: seconds between two checkpoints
+    :param backend: "nccl", "gloo", or "auto": NCCL on GPUs, gloo on CPUs
+    :param seed: all randomness follows from it, the step and the shard
+    """
+
+    template_fields: Sequence[str] = (
+        *GpuLeasedOperator.template_fields,
+        "task_request",
+        "shard_count",
+        "sync_interval",
+        "train_params",
+        "redundancy",
+        "checkpoint_dir",
+    )
+    template_fields_renderers = {"task_request": "json", "train_params": "json"}  # noqa: RUF012 - Airflow's
+    # The base class builds the request once before these are set.
+    task_request: str | Mapping[str, Any] | None = None
+    shard_count: int | str | None = None
+    sync_interval: int | str = 100
+    redundancy: float | str = "auto"
+
+    def __init__(
+        self,
+        *,
+        entrypoint: str,
+        task_request: str | Mapping[str, Any] | None = None,
+        shard_count: int | str | None = None,
+        sync_interval: int | str = 100,
+        train_params: Mapping[str, Any] | None = None,
+        redundancy: float | str = "auto",
+        checkpoint_dir: str | None = None,
+        checkpoint_every: float = 30.0,
+        backend: Literal["auto", "nccl", "gloo"] = "auto",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.entrypoint = check_entrypoint(entrypoint)
+        self.task_request = task_request
+        self.shard_count = shard_count
+        self.sync_interval = sync_interval
+        self.train_params = dict(train_params or {})
+        self.redundancy = redundancy
+        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_every = checkpoint_every
+        self.backend = backend
+        self.seed = seed
+        self._run: TrainingRun | None = None
+        if not any(_is_late(getattr(self, name)) for name in self.template_fields):
+            self.build_request()
+
+    def build_request(self) -> GpuRequest:
+        """Return what the task request asks of the broker; raise InvalidRequest that says what to change."""
+        if (asked := self._asked()) is not None:
+            needs = asked.resource_requirements
+            self.gpus, self.model, self.min_tflops = needs.gpu.count, needs.gpu.model, needs.gpu.min_flops
+            self.cpu_cores, self.host_memory, self.value = needs.cpu_cores, needs.memory, asked.priority
+        shape = self._shape(super().build_request().gpus)
+        self.spares = shape.spares * shape.devices_per_shard
+        return super().build_request()
+
+    def run_leased(self, context: Context, lease: HeldLease) -> Any:
+        """Train on the leased devices; return what the class says."""
+        folder = RunFolder(training_root(self.checkpoint_dir, context))
+        plan = self._plan(context, lease, folder)
+        self._run = LocalLauncher().start(plan)
+        try:
+            record = ProgressLog(self._run, plan.paths, self.log).follow(lease)
+        except LeaseLost:
+            self._run.kill()
+            raise
+        finally:
+            self._run.stop()  # nothing outlives the lease; a no-op for a run that has ended
+        for device_id in record.suspect_devices:
+            lease.report_failed_device(device_id)
+        result = training_result(record)
+        folder.mark_delivered(json.dumps(result))
+        return result
+
+    def on_kill(self) -> None:
+        """Let the shards save, end them, then give the devices back."""
+        if self._run is not None:
+            self._run.stop()
+        super().on_kill()
+
+    def _plan(self, context: Context, lease: HeldLease, folder: RunFolder) -> RunPlan:
+        asked, shape = self._asked(), self._shape(len(lease.devices))
+        slots = assign_slots(
+            lease.devices,
+            lease.spares,
+            shard_count=shape.shards,
+            spares=shape.spares,
+            backend=self.backend,
+        )
+        self.log.info("Training in %s; checkpoints in %s", slots.sentence, folder.checkpoints)
+        return RunPlan(
+            run_id=lease.lease_id,
+            run_dir=folder.open_attempt(context["ti"].try_number),
+            checkpoint_dir=folder.checkpoints,
+            entrypoint=self.entrypoint,
+            params={**(asked.dependencies if asked else {}), **self.train_params},
+            shard_count=shape.shards,
+            sync_interval=shape.sync_interval,
+            seed=self.seed,
+            backend=slots.backend,
+            member_slots=slots.members,
+            spare_slots=slots.spares,
+            python_path=tuple(entry for entry in sys.path if entry),
+            threads_per_shard=threads_per_shard(shape.shards, self.cpu_cores),
+            checkpoint_every_s=self.checkpoint_every,
+        )
+
+    def _asked(self) -> TaskRequest | None:
+        return None if self.task_request is None else parse_task_request(self.task_request)
+
+    def _shape(self, gpus: int) -> TrainingShape:
+        asked = self._asked()
+        return training_shape(
+            gpus,
+            shard_count=asked.shard_count if asked else self.shard_count,
+            sync_interval=asked.sync_interval if asked else self.sync_interval,
+            redundancy=self.redundancy,
+        )
+
+
+def training_result(record: RunRecord) -> dict[str, Any]:
+    """Return the XCom of a run that succeeded; raise what tells Airflow whether to retry otherwise."""
+    if record.state is not RunState.SUCCEEDED or record.checkpoint is None:
+        failures = {f.rank: f.sentence for f in record.failures if f.rank is not None}
+        error = WorkerGroupFailed(
+            f"The training ended {record.state.value}: {record.error}", failures=failures
+        )
+        if record.hopeless:
+            raise AirflowFailException(f"{error.message} [{error.reason}]") from error
+        raise error
+    return {
+        "checkpoint": record.checkpoint.path,
+        "sha256": record.checkpoint.sha256,
+        "state_sha256": record.checkpoint.state_sha256,
+        "steps": record.step_count,
+        "resumed_from": record.resumed_from,
+        "takeovers": record.takeovers,
+        "result": record.result,
+    }
+
+
+def threads_per_shard(shards: int, cpu_cores: object) -> int:
+    """Return how many threads each shard computes with: together the cores that were asked."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(float(str(cpu_cores)), here) if cpu_cores else here
+    return max(1, int(cores // shards))
+
+
+def training_root(checkpoint_dir: str | None, context: Context) -> Path:
+    """Return the training's folder: the author's, else one for this task of this run below AIRFLOW_HOME."""
+    if checkpoint_dir:
+        return Path(checkpoint_dir).expanduser().absolute()
+    from airflow.configuration import AIRFLOW_HOME
+
+    ti = context["ti"]
+    parts = [ti.dag_id, ti.run_id, ti.task_id]
+    if ti.map_index is not None and ti.map_index >= 0:
+        parts.append(str(ti.map_index))
+    return Path(AIRFLOW_HOME, "gpu_training", *(folder_name(part) for part in parts))
+
+
+def _is_late(value: object) -> bool:
+    """Say whether a value is only known when the task runs."""
+    return hasattr(value, "resolve") or "{{" in str(value)

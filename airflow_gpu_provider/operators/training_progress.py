@@ -1,0 +1,82 @@
+"""What a training run does, told in the task log.
+
+Follows the run's record and says each change once: takeovers and failures as they happen, step and loss
+every few seconds. Returns when the run has ended, or raises when the lease is lost. Used by
+`operators.training`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.exceptions import WorkerGroupFailed
+from airflow_gpu_provider.launchers.base import TrainingRun
+from airflow_gpu_provider.training.measurements import last_report
+from airflow_gpu_provider.training.plan import RunPaths
+from airflow_gpu_provider.training.run_file import RunRecord, RunState
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import Logger
+
+    from airflow_gpu_provider.operators.held_lease import HeldLease
+
+_POLL_S = 0.5
+_STEP_EVERY_S = 5.0
+
+
+class ProgressLog:
+    """Tells one run."""
+
+    def __init__(self, run: TrainingRun, paths: RunPaths, log: Logger) -> None:
+        self._run = run
+        self._paths = paths
+        self._log = log
+        self._failures_told = 0
+        self._takeovers_told = 0
+        self._state: RunState | None = None
+        self._step_told_at = 0.0
+
+    def follow(self, lease: HeldLease) -> RunRecord:
+        """Return the last record of the run once it has ended. Raise LeaseLost."""
+        while True:
+            has_ended = self._run.has_ended()  # asked first: the record read after it is the last one
+            lease.raise_if_lost()
+            record = self._run.record()
+            if record is not None:
+                self._tell(record)
+            if has_ended:
+                break
+            time.sleep(_POLL_S)
+        if record is None or not record.state.is_terminal:
+            raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}")
+        return record
+
+    def _tell(self, record: RunRecord) -> None:
+        for failure in record.failures[self._failures_told :]:
+            lines = "\n".join(f"    {line}" for line in self._run.shard_log_tail(failure.uid))
+            self._log.warning("%s; its last lines:\n%s", failure.sentence, lines or "    (none)")
+        self._failures_told = len(record.failures)
+        for takeover in record.takeovers[self._takeovers_told :]:
+            self._log.info("Takeover: %s, generation %d", takeover, record.generation)
+        self._takeovers_told = len(record.takeovers)
+        if record.state is not self._state:
+            self._log.info("Training is %s", record.state.value)
+            if self._state is None and record.resumed_from is not None:
+                self._log.info("Resumed from the checkpoint of step %d", record.resumed_from)
+            self._state = record.state
+        self._tell_step(record)
+
+    def _tell_step(self, record: RunRecord) -> None:
+        now = time.monotonic()
+        if record.state is not RunState.RUNNING or now - self._step_told_at < _STEP_EVERY_S:
+            return
+        self._step_told_at = now
+        uid = next((uid for uid, rank in record.members.items() if rank == 0), "")
+        report = last_report(self._paths.shard_telemetry(uid)) or {}
+        self._log.info(
+            "Step %d of %s, loss %s on shard 0",
+            record.step,
+            record.step_count or "?",
+            report.get("loss", "N/A"),
+        )

@@ -1,0 +1,1 @@
+"""Sensors that wait for what a training depends on."""
