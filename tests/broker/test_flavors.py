@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model, extended, tflops
+from airflow_gpu_provider.exceptions import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("nvml_name", "model"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A10G", "A10G"),
+        ("a100", "A100"),
+        ("rtx-4090", "RTX 4090"),
+    ],
+)
+def test_the_name_that_nvml_gives_is_shortened(nvml_name: str, model: str) -> None:
+    assert canonical_model(nvml_name) == model
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("NVIDIA A100X", "A100X"), ("NVIDIA TITAN Xp", "TITAN-XP"), ("V100M32", "V100M32")]
+)
+def test_a_model_that_only_begins_like_a_known_one_stays_itself(name: str, kept: str) -> None:
+    assert canonical_model(name) == kept
+
+
+def test_a_short_name_is_its_own_short_name() -> None:
+    assert {canonical_model(name) for name in FLAVORS} == set(FLAVORS)
+
+
+def test_ratings_are_on_the_scale_of_the_requirement() -> None:
+    assert (tflops("A100"), tflops("V100")) == (35, 15)
+    assert tflops("NVIDIA A100-SXM4-80GB") == 35
+    assert tflops("T4") < tflops("V100") < tflops("A100") < tflops("H100") < tflops("B200")
+    assert tflops("who knows") == 0.0
+
+
+def test_the_table_can_be_extended_and_own_entries_win() -> None:
+    table = extended({"NVIDIA Future F1": (120.0, 200_000), "T4": (9.0, 15_000)})
+    assert table["FUTURE-F1"].memory_mib == 200_000
+    assert tflops("T4", table) == 9.0
+    assert tflops("A100", table) == 35
+    assert tflops("T4") != 9.0, "the shared table stays as it is"
+
+
+@pytest.mark.parametrize("entry", [(0.0, 1000), (float("nan"), 1000), (5.0, 0)])
+def test_an_entry_without_speed_or_memory_is_refused(entry: tuple[float, int]) -> None:
+    with pytest.raises(InvalidRequest, match="F1"):
+        extended({"F1": entry})
