@@ -10,19 +10,22 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
 VENV_PYTHON := .venv/bin/python
 PORT ?=
 DIR ?=
+OUTPUT ?= .demo/catalog
+CATALOG ?=
 
 define install
-	@if [ -z "$(PYTHON)" ]; then \
-	  echo "install: no Python found; install Python 3.11 (Debian, Ubuntu: apt install python3.11 python3.11-venv)" >&2; exit 1; fi
-	@$(PYTHON) scripts/install.py $(1)
+	@command -v "$(PYTHON)" > /dev/null || { \
+	  echo "install: no Python found$(if $(PYTHON), at $(PYTHON)); install Python 3.11" \
+	    "(Debian, Ubuntu: apt install python3.11 python3.11-venv)" >&2; exit 1; }
+	@"$(PYTHON)" scripts/install.py $(1)
 endef
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
-demo:  ## product catalogue in, 3D models out, on a real Airflow; ends all it started
+demo:  ## product catalogue in, 3D models out, on a real Airflow (CATALOG=file.csv for another catalogue)
 	$(call install,examples)
-	@exec $(VENV_PYTHON) -m scripts.demo
+	@exec $(VENV_PYTHON) -m scripts.demo $(if $(CATALOG),--catalog "$(CATALOG)")
 
 up:  ## keep the same Airflow running for the browser (PORT=8090 for another port)
 	$(call install,examples)
@@ -44,10 +47,11 @@ lint:  ## style, types and import layers only
 	$(VENV_PYTHON) -m mypy
 	.venv/bin/lint-imports
 
-catalog-from-models:  ## make a catalogue from a folder of OBJ, GLB, STL or sh3f models: DIR=path
+catalog-from-models:  ## photograph the 3D models in DIR=folder into the catalogue OUTPUT/catalog.csv
 	@if [ -z "$(DIR)" ]; then echo "catalog-from-models: name the folder of models, DIR=path" >&2; exit 1; fi
 	$(call install,examples)
-	$(VENV_PYTHON) -m scripts.catalog_from_models "$(DIR)"
+	$(VENV_PYTHON) -m scripts.render_catalog --models "$(DIR)" --output "$(OUTPUT)"
+	@echo "now run: make demo CATALOG=$(OUTPUT)/catalog.csv"
 
 clean:  ## remove the environment, the demo and all caches
 	@if [ -x $(VENV_PYTHON) ] && [ -e .demo/airflow/stack.json ]; then $(VENV_PYTHON) -m scripts.background down; fi

@@ -32,6 +32,9 @@ from scripts.stack import Stack, StackOptions
 DAG_ID = "product_catalog_models"
 FOLDER = ROOT / ".demo"
 POLL_S = 0.5
+WIDTH_OF_A_LOG = 120
+#: A second demo shows as much as the first; small chunks keep all devices busy to the end.
+CONF = {"redo": True, "chunk_size": 2}
 
 
 class Demo:
@@ -103,7 +106,7 @@ def results_table(summary: Mapping[str, Any]) -> Table:
         ("device", "left"),
         ("remark", "left"),
     ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     colours = {"done": "green", "below_threshold": "yellow", "unusable": "yellow"}
     for entry in summary["products"]:
         figures, colour = entry["figures"], colours.get(entry["status"], "red")
@@ -114,7 +117,7 @@ def results_table(summary: Mapping[str, Any]) -> Table:
             number(figures.get("psnr"), ".1f"),
             number(sum(s or 0.0 for s in entry["seconds"].values()), ".1f"),
             entry["device_model"] or "N/A",
-            (entry["reason"] or "").splitlines()[0][:60] if entry["reason"] else "",
+            first_line(entry["reason"]),
         )
     return table
 
@@ -122,6 +125,11 @@ def results_table(summary: Mapping[str, Any]) -> Table:
 def number(value: object, form: str) -> str:
     """Return a figure as text; unknown is N/A, never 0."""
     return format(value, form) if isinstance(value, int | float) else "N/A"
+
+
+def first_line(reason: str | None) -> str:
+    """Return what a reason begins with; the report has all of it."""
+    return (reason or "").partition("\n")[0][:60]
 
 
 def start(stack: Stack, console: Console) -> None:
@@ -157,7 +165,9 @@ def main() -> int:
     arguments = parser.parse_args()
     end_like_ctrl_c()
     console = Console()
-    conf: dict[str, object] = {"redo": True}  # a second demo shows as much as the first
+    if not console.is_terminal:
+        console = Console(width=WIDTH_OF_A_LOG)
+    conf: dict[str, object] = dict(CONF)
     if arguments.catalog:
         conf["catalog"] = str(arguments.catalog.resolve())
     if arguments.limit:

@@ -43,7 +43,7 @@ class RunProgress:
         """Return the seconds until the end if the rest goes like the part that is done."""
         if self.share <= 0.02:  # the first seconds say nothing yet
             return None
-        return self.elapsed_s * (1 - self.share) / self.share
+        return max(0.0, self.elapsed_s * (1 - self.share) / self.share)
 
 
 class RunView:

