@@ -86,9 +86,7 @@ class AirflowApi:
             f"/logs/{max(task['try_number'], 1)}?map_index={task['map_index']}"
         )
         lines = self.request("GET", path, headers={"Accept": "application/json"})["content"]
-        return "\n".join(
-            str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines
-        )
+        return "\n".join(_log_line(line) for line in lines)
 
     def end_run(self, dag_id: str, run_id: str) -> None:
         """Mark a run as failed, which also ends its tasks."""
@@ -110,6 +108,14 @@ class AirflowApi:
                 )
             time.sleep(0.5)
         return state
+
+
+def _log_line(line: object) -> str:
+    """Return what a line of a structured log says, with the exception that it carries."""
+    if not isinstance(line, dict):
+        return str(line)
+    raised = [f"{e['exc_type']}: {e['exc_value']}" for e in line.get("error_detail") or ()]
+    return "\n".join([str(line.get("event", line)), *raised[:1]])  # the first is the outermost
 
 
 class BrokerApi:
