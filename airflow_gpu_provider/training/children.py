@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +71,13 @@ class Children:
         """Return where the process runs."""
         return self._children[uid].slot
 
-    def running_slots(self) -> list[Slot]:
-        """Return the slots of all running processes."""
-        return [child.slot for child in self._children.values() if child.process.poll() is None]
+    def free_slot(self, suspect_devices: Sequence[str]) -> Slot | None:
+        """Return a slot in which no process runs and whose devices are not suspect."""
+        free = [*self._plan.member_slots, *self._plan.spare_slots]
+        for child in self._children.values():
+            if child.process.poll() is None:
+                free.remove(child.slot)
+        return next((slot for slot in free if not set(suspect_devices).intersection(slot.device_ids)), None)
 
     def fence(self, uid: str) -> None:
         """Make sure that the process no longer runs."""

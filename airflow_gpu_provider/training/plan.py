@@ -60,7 +60,7 @@ class RunPlan(BaseModel):
     keep_checkpoints: int = Field(default=2, ge=1)
     max_respawns: int = Field(default=2, ge=0)
     heartbeat_s: float = Field(default=0.2, gt=0)
-    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)  #: code that holds the GIL longer looks dead
     startup_timeout_s: float = Field(default=300.0, gt=0)  #: from a shard's start to its first heartbeat
     stall_timeout_s: float = Field(
         default=900.0, gt=0

@@ -24,14 +24,12 @@ from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, write_record
+from airflow_gpu_provider.training.sync_retries import MAX_TRIES, SyncRetries, Verdict
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
 _WRITE_EVERY_S = 0.5
-#: a broken collective waits this long for the death that explains it, before it is retried as a network fault
-_FAULT_GRACE_S = 0.5
-_MAX_SYNC_RETRIES = 5
 
 
 class Supervisor:
@@ -47,8 +45,7 @@ class Supervisor:
         spares = tuple(f"u{plan.shard_count + index}" for index in range(len(plan.spare_slots)))
         self._membership = Membership.first(members, spares)
         self._started = 0
-        self._fault_seen_at: float | None = None
-        self._retries_at_version = (-1, 0)
+        self._retries = SyncRetries()
         self._stop_deadline: float | None = None
         self._stop_reason: str | None = None
         self._final_seen = False
@@ -113,9 +110,9 @@ class Supervisor:
             self._publish()
 
     def _end_when_done(self, now: float) -> None:
-        members = self._membership.members
-        if not self._membership.is_complete or not self._store.has([f"done/{uid}" for uid in members]):
+        if not self._is_done():
             return
+        members = self._membership.members
         rank_zero = next(uid for uid, rank in members.items() if rank == 0)
         word = self._store.get(f"done/{rank_zero}")
         self.record.result = word["result"] if isinstance(word, dict) else None
@@ -124,6 +121,10 @@ class Supervisor:
         for uid in members:  # they have said all they had to; let them write their last lines
             while self._children.exit_code(uid) is None and time.monotonic() < now + 5:
                 time.sleep(_TICK_S)
+
+    def _is_done(self) -> bool:
+        done = [f"done/{uid}" for uid in self._membership.members]
+        return self._membership.is_complete and self._store.has(done)
 
     # -- replacing -----------------------------------------------------------------------------------------
 
@@ -178,21 +179,24 @@ class Supervisor:
             log.info("Takeover: %s", sentence)
             self.record.takeovers.append(sentence)
         if self._membership.generation != before:
-            self._fault_seen_at = None
+            self._retries.explained()
             self._publish()
         elif not self._membership.is_complete:
             last = self.record.failures[-1].sentence
+            why = f"all {self._plan.max_respawns} respawns are used"
+            if self.record.respawns_left:
+                why = "all other devices are suspect"
             self._fail(
-                f"{len(self._membership.vacant)} more shard(s) were lost than there were spares, and all "
-                f"{self._plan.max_respawns} respawns are used; the last: {last}. A retry resumes from the "
-                "last checkpoint; raise redundancy to keep more spares."
+                f"{len(self._membership.vacant)} more shard(s) were lost than there were spares, and {why}; "
+                f"the last: {last}. A retry resumes from the last checkpoint; raise redundancy to keep more "
+                "spares."
             )
 
     def _refill_spares(self) -> None:
         """Start replacements for lost processes: at once for a vacant rank, in the background for a spare."""
         wanted = len(self._membership.vacant) + len(self._plan.spare_slots) - len(self._membership.spares)
         for _ in range(min(wanted, self.record.respawns_left)):
-            slot = self._free_slot()
+            slot = self._children.free_slot(self.record.suspect_devices)
             if slot is None:
                 log.warning("No replacement is started: all free devices are suspect")
                 return
@@ -200,13 +204,6 @@ class Supervisor:
             uid = self._start_process(slot)
             self._membership = self._membership.add_spare(uid)
             log.info("%s is started as a replacement, %d respawns left", uid, self.record.respawns_left)
-
-    def _free_slot(self) -> Slot | None:
-        free = [*self._plan.member_slots, *self._plan.spare_slots]
-        for taken in self._children.running_slots():
-            free.remove(taken)
-        suspect = set(self.record.suspect_devices)
-        return next((slot for slot in free if not suspect.intersection(slot.device_ids)), None)
 
     def _start_process(self, slot: Slot) -> str:
         uid = f"u{self._started}"
@@ -222,23 +219,20 @@ class Supervisor:
         fault = self._store.get(f"fault/{self._membership.generation}")
         if not isinstance(fault, dict) or not self._membership.is_complete or self._stop_reason:
             return
-        if self._fault_seen_at is None:
-            self._fault_seen_at = now
-        if now - self._fault_seen_at < _FAULT_GRACE_S:
+        verdict = self._retries.judge(version=self.record.step, now=now)
+        if verdict is Verdict.WAIT:
             return
-        self._fault_seen_at = None
-        version, tries = self._retries_at_version
-        tries = tries + 1 if version == self.record.step else 1
-        self._retries_at_version = (self.record.step, tries)
-        if tries > _MAX_SYNC_RETRIES:
+        if verdict is Verdict.GIVE_UP:
             self._fail(
-                f"The shards could not synchronise after step {self.record.step}: {_MAX_SYNC_RETRIES} "
-                f"retries failed, the last with {fault['reason']}. Check the network between the devices; a "
-                "retry resumes from the last checkpoint."
+                f"The shards could not synchronise after step {self.record.step}: {MAX_TRIES} retries "
+                f"failed, the last with {fault['reason']}. Check the network between the devices; a retry "
+                "resumes from the last checkpoint."
             )
             return
         self.record.sync_retries += 1
-        log.warning("Synchronisation failed at %s (%s); retry %d", fault["uid"], fault["reason"], tries)
+        log.warning(
+            "Synchronisation failed at %s: %s; try %d", fault["uid"], fault["reason"], self._retries.tries
+        )
         self._membership = self._membership.next()
         self._publish()
 
@@ -250,7 +244,7 @@ class Supervisor:
     def _stop_when_asked(self, now: float) -> None:
         if self._stop_reason is None and os.getppid() != self._parent:
             self._stop_reason = "the process that started the run is gone"
-        if self._stop_reason is None:
+        if self._stop_reason is None or self._is_done():
             return
         if self._stop_deadline is None:
             log.info("Stopping: %s", self._stop_reason)
