@@ -1,0 +1,217 @@
+"""The training operator: what it asks for, refuses and returns; and the example DAG on a real broker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost, WorkerGroupFailed
+from airflow_gpu_provider.operators.training import (
+    DistributedTrainingOperator,
+    threads_per_shard,
+    training_result,
+    training_root,
+)
+from airflow_gpu_provider.server.auth import mint_token
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
+from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, read_record
+from airflow_gpu_provider.wire import DeviceReport, NodeReport, ReportBody
+from tests.server.conftest import SECRET
+from tests.test_task_request import DOCUMENTED
+from tests.training.running import ROOT
+
+ENTRYPOINT = "tests.training.entrypoints:train"
+
+
+def operator(**arguments: Any) -> DistributedTrainingOperator:
+    return DistributedTrainingOperator(task_id="train", entrypoint=ENTRYPOINT, **arguments)
+
+
+# -- what it asks for
+
+
+def test_the_documented_request_becomes_a_lease_request_with_a_spare() -> None:
+    training = operator(task_request=DOCUMENTED)
+    request = training.build_request()
+    assert (request.gpus, request.models, request.min_tflops) == (2, frozenset({"A100"}), 35)
+    assert (request.cpu_cores, request.host_memory_mib, request.spares) == (8, 65536, 1)
+    assert training.value == 5
+
+
+def test_without_a_request_each_gpu_is_a_shard() -> None:
+    assert operator(gpus=4).build_request().spares == 1
+    assert operator(gpus=4, shard_count=2, redundancy=0.5).build_request().spares == 2, "one of two GPUs"
+    assert operator(gpus=4, redundancy=0).build_request().spares == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"task_request": DOCUMENTED[:100]}, "cut off"),
+        ({"task_request": {"task_id": "t"}}, "task_type is missing"),
+        ({"gpus": 3, "shard_count": 2}, "3 GPUs cannot be dealt out"),
+        ({"shard_count": "two"}, "shard_count='two'"),
+        ({"sync_interval": 0}, "sync_interval=0"),
+        ({"redundancy": 2}, "redundancy=2"),
+        ({"gpus": 0}, "gpus"),
+    ],
+)
+def test_mistakes_are_refused_when_the_dag_is_read(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        operator(**arguments)
+
+
+def test_an_entrypoint_that_names_no_function_is_refused_when_the_dag_is_read() -> None:
+    with pytest.raises(InvalidRequest, match=r"package\.module:function"):
+        DistributedTrainingOperator(task_id="train", entrypoint="train.py")
+
+
+def test_a_template_is_checked_when_it_is_rendered() -> None:
+    training = operator(task_request="{{ dag_run.conf | tojson }}")
+    training.task_request = DOCUMENTED.replace('"count": 2', '"count": "two"')
+    with pytest.raises(InvalidRequest, match="'two'"):
+        training.build_request()
+
+
+# -- how it ends
+
+
+@dataclass
+class FakeLease:
+    """A lease of simulated devices."""
+
+    devices: tuple[Any, ...]
+    spares: tuple[Any, ...] = ()
+    lease_id: str = "lease-1"
+    lost: threading.Event = field(default_factory=threading.Event)
+    lose_when: Callable[[], bool] = lambda: False
+    failed: list[str] = field(default_factory=list)
+
+    def raise_if_lost(self) -> None:
+        if self.lose_when():
+            raise LeaseLost("The lease ended.")
+
+    def report_failed_device(self, device_id: str) -> None:
+        self.failed.append(device_id)
+
+
+@dataclass
+class FakeDevice:
+    id: str
+    simulated: bool = True
+
+
+@dataclass
+class FakeTaskInstance:
+    dag_id: str = "dag"
+    run_id: str = "manual__2026-01-01T00:00:00+00:00"
+    task_id: str = "train"
+    map_index: int | None = -1
+    try_number: int = 1
+
+
+def context(**changes: Any) -> Any:
+    return {"ti": FakeTaskInstance(**changes)}
+
+
+def test_a_lost_lease_ends_every_process_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    run_file = tmp_path / "attempts" / "try-1" / "run.json"
+    lease = FakeLease((FakeDevice("GPU-0"), FakeDevice("GPU-1")), lose_when=run_file.exists)
+    training = operator(gpus=2, checkpoint_dir=str(tmp_path), train_params={"steps": 100_000})
+    with pytest.raises(LeaseLost):
+        training.run_leased(context(), lease)  # type: ignore[arg-type]
+    record = read_record(run_file)
+    assert record is not None and not Path(f"/proc/{record.pid}").exists()
+
+
+def record(state: RunState, **fields: Any) -> RunRecord:
+    now = datetime.now(timezone.utc)
+    return RunRecord(run_id="r", pid=1, state=state, started_at=now, updated_at=now, **fields)
+
+
+def test_the_xcom_of_a_success_is_small_and_plain_json() -> None:
+    checkpoint = CheckpointRecord(step=60, path="/c/step-60.pt", sha256="a", state_sha256="b")
+    result = training_result(
+        record(RunState.SUCCEEDED, step_count=60, checkpoint=checkpoint, result={"loss": 1.5})
+    )
+    assert json.loads(json.dumps(result)) == {
+        "checkpoint": "/c/step-60.pt",
+        "sha256": "a",
+        "state_sha256": "b",
+        "steps": 60,
+        "resumed_from": None,
+        "takeovers": [],
+        "result": {"loss": 1.5},
+    }
+
+
+def test_a_failure_that_may_pass_is_retried_and_names_its_shards() -> None:
+    lost = ShardFailure(uid="u1", rank=1, step=7, cause=FailureCause.KILLED, evidence="ended by SIGKILL")
+    with pytest.raises(WorkerGroupFailed, match="no spares left") as error:
+        training_result(record(RunState.FAILED, error="no spares left", failures=[lost]))
+    assert error.value.failures == {1: "shard 1 (u1) failed at step 7: killed: ended by SIGKILL"}
+
+
+def test_a_mistake_of_the_author_is_not_retried() -> None:
+    with pytest.raises(AirflowFailException, match="KeyError"):
+        training_result(record(RunState.FAILED, error="KeyError: price", hopeless=True))
+
+
+def test_each_task_of_each_run_has_its_own_folder(tmp_path: Path) -> None:
+    root = training_root(None, context())
+    assert root.parts[-4:] == ("gpu_training", "dag", "manual__2026-01-01T00_00_00+00_00", "train")
+    assert training_root(None, context(map_index=3)) == root / "3"
+    assert training_root(None, context(map_index=0)) == root / "0"
+    assert training_root(str(tmp_path), context()) == tmp_path
+
+
+def test_shards_share_the_cores_that_were_asked() -> None:
+    assert threads_per_shard(1000, None) == 1
+    assert threads_per_shard(1, 1) == 1
+    assert threads_per_shard(2, "2.0") == 1
+
+
+# -- the example
+
+
+@pytest.fixture
+def simulated_fleet(broker: Broker) -> None:
+    devices = tuple(
+        DeviceReport(id=f"GPU-n1-{index}", model="A100", memory_mib=40_960, tflops=35.0, simulated=True)
+        for index in range(2)
+    )
+    node = NodeReport(name="n1", host="h1", cpu_cores=16, memory_mib=131_072, devices=devices)
+    broker.report(ReportBody(nodes=(node,)))
+
+
+@pytest.mark.usefixtures("simulated_fleet")
+def test_the_example_fine_tunes_its_model_on_leased_devices(
+    dag_test: Callable[..., Any], base_url: str, broker: Broker, tmp_path: Path
+) -> None:
+    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
+    environment: Mapping[str, str] = {
+        "AIRFLOW_CONN_GPU_DEFAULT": json.dumps({"conn_type": "gpu", "host": base_url, "password": token}),
+        "GPU_HOST": "h1",
+        "LANGUAGE_MODEL_DATA": str(tmp_path / "data"),
+    }
+    run = dag_test(ROOT / "dags", "fine_tune_language_model", {"sync_interval": 50}, environment)
+    logging.getLogger(__name__).info(run.output)
+    assert run.state == "success", run.output[-5000:]
+    (root,) = (tmp_path / "dag-test-airflow").rglob("gpu_training/fine_tune_language_model/*/fine_tune")
+    outcome = read_record(root / "attempts" / "try-1" / "run.json")
+    assert outcome is not None and outcome.state is RunState.SUCCEEDED and outcome.failures == []
+    losses: Any = outcome.result
+    assert losses["loss_after"] < 0.9 * losses["loss_before"], losses
+    assert Path(outcome.checkpoint.path).exists() if outcome.checkpoint else pytest.fail("no checkpoint")
+    assert broker.repository.live_leases() == []

@@ -1,0 +1,74 @@
+"""Small trainings that the tests run in real processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def batch(step: int, shard: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1_000_003 * step + shard)
+    x = torch.randn(32, 16, generator=generator)
+    return x, (x[:, :8].sum(1, keepdim=True) * 0.5).sin()
+
+
+def model() -> nn.Module:
+    # Dropout and batch norm: random numbers and buffers have to survive a takeover as well.
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
+
+
+def cut_network() -> bool:
+    """Break every connection to other shards, as a failing network does; the one to the store stays."""
+    store_port = int(os.environ["AGP_STORE"].rsplit(":", 1)[1])
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            connection = socket.socket(fileno=os.dup(int(name)))
+            if connection.getpeername()[1] != store_port:
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        except OSError:
+            continue  # not a connected socket
+    return True
+
+
+def train(ctx: Any) -> dict[str, Any]:
+    """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
+    net = model().to(ctx.device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    ctx.register(net, optimizer)
+    was_cut = False
+    for step in ctx.steps(ctx.params.get("steps", 60)):
+        x, y = batch(step, ctx.shard)
+        loss = nn.functional.mse_loss(net(x), y)
+        if ctx.shard == 1 and step == ctx.params.get("raise_at"):
+            raise KeyError("no such column: price")
+        if ctx.shard == 1 and step == ctx.params.get("cut_network_at") and not was_cut:
+            was_cut = cut_network()
+        if ctx.shard == 1 and step == ctx.params.get("nan_at"):
+            loss = loss * float("nan")
+        optimizer.zero_grad()
+        loss.backward()
+        ctx.step(optimizer)
+        ctx.report(loss=loss, lr=0.01)
+        time.sleep(ctx.params.get("pause_s", 0.01))
+    if "pause_after_s" in ctx.params:
+        time.sleep(ctx.params["pause_after_s"])
+    # Not the loop's `loss`: a shard that took over after the last step has done none.
+    net.eval()
+    x, y = batch(0, 0)
+    return {"loss": nn.functional.mse_loss(net(x), y).item(), "shard": ctx.shard}
+
+
+def train_and_break(ctx: Any) -> None:
+    """Leave the loop before its end."""
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    ctx.register(net, optimizer)
+    for step in ctx.steps(60):
+        if step == 3:
+            break

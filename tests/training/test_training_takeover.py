@@ -1,0 +1,166 @@
+"""Real shard processes are killed and stopped; the weights must not show it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.training.failures import FailureCause
+from airflow_gpu_provider.training.measurements import read_telemetry
+from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from tests.training.oracle import expected_weights
+from tests.training.running import Running, make_plan, start
+
+
+def weights(record: RunRecord) -> str:
+    assert record.state is RunState.SUCCEEDED, record
+    assert record.checkpoint is not None
+    return record.checkpoint.state_sha256
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """Return a run without failed shards, whose network broke once."""
+    running = start(make_plan(tmp_path_factory.mktemp("finished"), params={"cut_network_at": 25}))
+    running.end()
+    return running
+
+
+def test_a_broken_network_is_retried_by_the_same_shards(finished: Running) -> None:
+    record = finished.end()
+    assert record.sync_retries == 1 and record.failures == [] and record.generation == 1
+    assert weights(record) == expected_weights(10)
+
+
+def test_a_run_learns_and_tells_how(finished: Running) -> None:
+    record = finished.end()
+    assert (record.step, record.step_count) == (60, 60)
+    assert record.result["shard"] == 0  # type: ignore[index, call-overload]
+    lines = list(read_telemetry(finished.plan.paths.telemetry))
+    losses = {(line["shard"], line["step"]): line["loss"] for line in lines if line["kind"] == "report"}
+    first = [losses[shard, 0] for shard in (0, 1)]
+    last = [loss for (_, step), loss in losses.items() if step > 40]
+    assert sum(last) / len(last) < 0.7 * sum(first) / 2, "it really learns"
+    syncs = [line for line in lines if line["kind"] == "sync"]
+    assert {line["step"] for line in syncs} <= {10, 20, 30, 40, 50, 60}
+    assert {line["shard"] for line in syncs if line["step"] == 60} == {0, 1}
+    assert all(line["bytes"] > 0 and 0 < line["sync_s"] <= line["window_s"] for line in syncs)
+
+
+def test_shards_killed_and_stopped_are_replaced_and_the_weights_are_bitwise_the_same(
+    training: Callable[..., Running],
+) -> None:
+    running = training(spares=3, heartbeat_timeout_s=3.0, params={"pause_s": 0.05})
+    running.until_step(10)
+    survivor = running.pid_of_rank(0)
+    running.hurt(1, signal.SIGKILL)
+    running.until(lambda record: len(record.takeovers) == 1 and record.step >= 20, "the first takeover")
+    assert running.pid_of_rank(0) == survivor, "a survivor is never restarted"
+
+    running.hurt(0, signal.SIGKILL)
+    running.until(lambda record: len(record.takeovers) == 2 and record.step >= 30, "the second takeover")
+    running.hurt(1, signal.SIGSTOP)
+    record = running.end()
+
+    causes = [(failure.rank, failure.cause) for failure in record.failures]
+    assert causes == [(1, FailureCause.KILLED), (0, FailureCause.KILLED), (1, FailureCause.HUNG)]
+    assert "SIGKILL" in record.failures[0].evidence and "no heartbeat" in record.failures[2].evidence
+    assert record.generation == 3
+    assert weights(record) == expected_weights(10)
+
+
+def test_gradients_reduced_at_every_step_survive_a_kill_bitwise(training: Callable[..., Running]) -> None:
+    running = training(spares=1, sync_interval=1, params={"pause_s": 0.05})
+    running.until_step(15)
+    running.hurt(0, signal.SIGKILL)
+    record = running.end()
+    assert [failure.cause for failure in record.failures] == [FailureCause.KILLED]
+    assert weights(record) == expected_weights(1)
+
+
+def test_sharing_gradients_and_sharing_weights_are_different_trainings() -> None:
+    assert expected_weights(1) != expected_weights(10)
+
+
+def test_without_spares_the_run_fails_and_the_retry_resumes_to_the_same_weights(
+    training: Callable[..., Running],
+) -> None:
+    first = training(params={"pause_s": 0.05})
+    first.until(lambda record: record.checkpoint is not None and record.checkpoint.step >= 20, "a checkpoint")
+    first.hurt(0, signal.SIGKILL)
+    failed = first.end()
+    assert failed.state is RunState.FAILED and not failed.hopeless
+    assert "1 more shard(s) were lost than there were spares" in str(failed.error)
+    assert "SIGKILL" in str(failed.error) and "retry resumes" in str(failed.error)
+    assert first.pids() == {}
+
+    # The retry loses a shard too: this time one cold respawn is allowed.
+    second = training(attempt="try-2", max_respawns=1, params={"pause_s": 0.05})
+    second.until(lambda record: record.step >= 40, "progress")
+    second.hurt(1, signal.SIGKILL)
+    record = second.end()
+    assert record.resumed_from is not None and record.resumed_from >= 20
+    assert record.takeovers == ["u2 took rank 1 of u1"] and record.respawns_left == 0
+    assert weights(record) == expected_weights(10)
+
+
+def test_a_shard_lost_after_the_last_step_is_replaced_from_the_final_checkpoint(
+    training: Callable[..., Running],
+) -> None:
+    running = training(spares=1, params={"pause_after_s": 1.5})
+    running.until(lambda record: record.state is RunState.FINISHING, "the end of the loop")
+    running.hurt(0, signal.SIGKILL)
+    record = running.end()
+    assert record.takeovers == ["u2 took rank 0 of u0"]
+    assert weights(record) == expected_weights(10)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "cause", "words"),
+    [
+        ({"raise_at": 13}, FailureCause.USER_ERROR, ["KeyError", "no such column: price", "shard 1"]),
+        ({"nan_at": 17}, FailureCause.NON_FINITE, ["loss of shard 1 is nan", "step 17", "learning rate"]),
+    ],
+)
+def test_what_a_spare_could_not_do_better_ends_the_run_at_once(
+    training: Callable[..., Running], mistake: dict[str, int], cause: FailureCause, words: list[str]
+) -> None:
+    running = training(spares=1, params=mistake)
+    record = running.end()
+    assert record.state is RunState.FAILED and record.hopeless
+    assert [(failure.cause, failure.rank, failure.step) for failure in record.failures] == [
+        (cause, 1, next(iter(mistake.values())))
+    ]
+    assert record.takeovers == [] and record.spares == ["u2"], "no spare is burnt"
+    for word in words:
+        assert word in str(record.error)
+    assert running.pids() == {}
+
+
+def test_the_store_is_reachable_on_loopback_only_and_needs_the_secret(
+    training: Callable[..., Running],
+) -> None:
+    running = training(params={"pause_s": 0.05})
+    running.until_step(10)
+    shard = Path(f"/proc/{running.pid_of_rank(0)}")
+    variables = dict(
+        entry.split("=", 1) for entry in (shard / "environ").read_text().split("\0") if "=" in entry
+    )
+    host, port = variables["AGP_STORE"].rsplit(":", 1)
+    prefix = variables["AGP_STORE_PREFIX"]
+    assert host == "127.0.0.1" and len(prefix) == 32
+    assert prefix not in (shard / "cmdline").read_text(), "other users can read command lines"
+    listening = [
+        line.split()[1]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[1].endswith(f":{int(port):04X}") and line.split()[3] == "0A"
+    ]
+    assert listening == [f"0100007F:{int(port):04X}"]
+    os.kill(running.run.pid, signal.SIGTERM)
+    record = running.end()
+    assert record.state is RunState.STOPPED and "SIGTERM" in str(record.error)
+    assert record.checkpoint is not None and record.checkpoint.step >= 10
