@@ -52,8 +52,9 @@ def why_over(key: TaskKey, state: TaskState | None) -> str | None:
 
 def reconcile(repository: Repository, task_states: TaskStates, now: datetime) -> int:
     """End claims and leases whose task try is over; return how many. Claims without a task are left alone."""
-    rows: list[ClaimRow] = [claim for _lease, claim in repository.live_leases() if claim.ti_id]
-    rows += [claim for claim in repository.pending() if claim.ti_id]
+    # Pending first: a claim that is granted between the two looks is then seen twice, not missed.
+    rows: list[ClaimRow] = [claim for claim in repository.pending() if claim.ti_id]
+    rows += [claim for _lease, claim in repository.live_leases() if claim.ti_id]
     if not rows:
         return 0
     states = task_states({task_id(task_key(row)) for row in rows})
