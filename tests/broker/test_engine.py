@@ -1,0 +1,122 @@
+"""The engine's events one by one; that it decides like `decide` is in `test_engine_properties`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import (
+    ClaimId,
+    CyclePolicy,
+    Decisions,
+    Lease,
+    LeaseId,
+    Placement,
+)
+
+from .builders import NOW, TTL, claim, fleet, fleet_of, node, placed, rejected, singles
+
+POLICY = CyclePolicy()
+
+
+def written(placement: Placement, engine_claim: object) -> Lease:
+    request = engine_claim.request  # type: ignore[attr-defined]
+    return Lease(
+        LeaseId(f"lease-{placement.claim_id}"),
+        placement.claim_id,
+        placement.devices + placement.spares,
+        request,
+        NOW,
+        NOW + TTL,
+    )
+
+
+def test_a_placed_claim_leaves_the_queue_and_its_devices_are_taken() -> None:
+    engine = Engine(POLICY, fleet(1, 1), claims=[claim("a", value=1), claim("b")])
+    assert placed(engine.turn(NOW)) == {"a": ["n0/0"]}
+    assert engine.turn(NOW) == Decisions()
+    assert [each.claim_id for each in engine.waiting(NOW)] == ["b"]
+    engine.validate()
+
+
+def test_what_could_not_be_written_waits_again() -> None:
+    engine = Engine(POLICY, fleet(1, 1), claims=[claim("a")])
+    engine.turn(NOW)
+    engine.not_granted(ClaimId("a"))
+    assert placed(engine.turn(NOW)) == {"a": ["n0/0"]}
+
+
+def test_the_end_of_a_lease_starts_who_waits_for_it() -> None:
+    first, second = claim("a", value=1), claim("b")
+    engine = Engine(POLICY, fleet(1, 1), claims=[first, second])
+    (placement,) = engine.turn(NOW).placements
+    engine.granted(placement, written(placement, first))
+    assert engine.turn(NOW) == Decisions()
+    engine.end(LeaseId("lease-a"))
+    assert placed(engine.turn(NOW)) == {"b": ["n0/0"]}
+    engine.validate()
+
+
+def test_a_lease_past_its_time_ends_and_a_renewed_one_does_not() -> None:
+    engine = Engine(POLICY, fleet(1, 2), singles(2), [claim("a")])
+    engine.renew(LeaseId("lease-busy-n0-1"), NOW + 3 * TTL)
+    decisions = engine.turn(NOW + 2 * TTL)
+    assert decisions.expired == (LeaseId("lease-busy-n0-0"),)
+    assert placed(decisions) == {"a": ["n0/0"]}
+    assert engine.turn(NOW + 2 * TTL) == Decisions()
+
+
+def test_a_withdrawn_claim_gets_nothing() -> None:
+    engine = Engine(POLICY, fleet(1, 1), claims=[claim("a")])
+    engine.withdraw(ClaimId("a"))
+    assert engine.turn(NOW) == Decisions()
+    assert engine.standing(ClaimId("a"), NOW) is None
+
+
+def test_a_claim_told_twice_gets_devices_once() -> None:
+    engine = Engine(POLICY, fleet(1, 2))
+    engine.submit(claim("a"))
+    engine.turn(NOW)
+    engine.submit(claim("a"))
+    assert engine.turn(NOW) == Decisions()
+
+
+def test_what_never_fits_is_rejected_once_when_submitted_and_when_nodes_leave() -> None:
+    engine = Engine(POLICY, fleet(2, 2), singles(2), [claim("four", 4)])
+    engine.submit(claim("five", 5))
+    assert rejected(engine.turn(NOW)) == {"five": "exceeds_fleet"}
+    assert engine.turn(NOW) == Decisions()
+    engine.set_fleet(fleet(1, 2), NOW)
+    assert rejected(engine.turn(NOW)) == {"four": "exceeds_fleet"}
+
+
+def test_a_node_that_comes_back_starts_who_waits_for_it() -> None:
+    some = fleet_of(node("a", 2, unavailable="drained"))
+    engine = Engine(POLICY, some, claims=[claim("two", 2)])
+    assert engine.turn(NOW) == Decisions()
+    engine.set_fleet(fleet_of(node("a", 2)), NOW)
+    assert set(placed(engine.turn(NOW))) == {"two"}
+    engine.validate()
+
+
+def test_a_node_that_gets_busy_takes_no_more_until_its_load_falls() -> None:
+    engine = Engine(POLICY, fleet_of(node("a", 2, load=0.1)), claims=[claim("one")])
+    engine.turn(NOW)
+    engine.set_fleet(fleet_of(node("a", 2, load=0.9)), NOW)
+    engine.submit(claim("two"))
+    assert engine.turn(NOW) == Decisions()
+    standing = engine.standing(ClaimId("two"), NOW)
+    assert standing is not None and standing.reason.code.value == "nodes_busy"
+    engine.set_fleet(fleet_of(node("a", 2, load=0.2)), NOW)
+    assert set(placed(engine.turn(NOW))) == {"two"}
+
+
+def test_a_hold_that_time_ends_lets_a_short_claim_pass_no_longer() -> None:
+    """The gang starts in 100 s: who promises 60 s passes now, but not in 50 s."""
+    busy = [*singles(1, max_runtime_s=100, expires_in_s=1000)]
+    engine = Engine(POLICY, fleet(1, 4), busy, [claim("gang", 4, value=9)])
+    engine.turn(NOW)
+    engine.submit(claim("soon", max_runtime_s=60))
+    assert set(placed(engine.turn(NOW))) == {"soon"}
+    engine.submit(claim("late", max_runtime_s=60))
+    assert engine.turn(NOW + timedelta(seconds=50)) == Decisions()
