@@ -48,6 +48,7 @@ class Node:
     load: float | None = None  #: CPU load, 0..1
     unavailable: str | None = None  #: why none of its devices is offered (drained, stale), else None
     labels: Mapping[str, str] = field(default_factory=dict)
+    artifacts: frozenset[str] = frozenset()  #: pretrained models and data sets on its disk, by path or digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ class GpuRequest:
     host: str | None = None  #: only nodes of this host (local launcher)
     spares: int = 0
     max_runtime_s: float | None = None  #: the holder promises to end by then; lets it pass a blocked head
+    task_class: str | None = None  #: what kind of work it is, for what was learned of such work
+    artifacts: frozenset[str] = frozenset()  #: what it reads, by path or digest; nodes holding it are nearer
+    artifacts_required: bool = False  #: only nodes that hold all of it
 
 
 class RunType(str, Enum):
@@ -99,6 +103,15 @@ class Claim:
     value: float = 0.0  #: business value, higher is sooner
     run_type: RunType = RunType.LIVE
     excluded: frozenset[DeviceId] = frozenset()  #: devices on which an earlier try failed
+    team: str | None = None  #: whose quota it counts on; None = of no team
+    preemptible: bool = False  #: its devices may be taken back for more urgent work
+    preemptions: int = 0  #: how often this work was preempted already; apart from the user's retries
+    preempted_by: frozenset[ClaimId] = frozenset()  #: for whom; it may not take back from these
+
+    @property
+    def task_class(self) -> str | None:
+        """The kind of work, as its request says."""
+        return self.request.task_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,10 @@ class Lease:
     request: GpuRequest
     granted_at: datetime
     expires_at: datetime
+    #: whose it is (value, team, whether it may be taken back); None = unknown, then it is never taken back
+    claim: Claim | None = None
+    checkpoint_at: datetime | None = None  #: last checkpoint its holder reported; None = none since it began
+    ends_for: ClaimId | None = None  #: the claim for which it is being taken back, within the grace period
 
     @property
     def ends_by(self) -> datetime | None:
@@ -147,6 +164,9 @@ class ReasonCode(str, Enum):
     HOST_FULL = "host_full"
     BEHIND_HEAD = "behind_head"
     DEVICES_EXCLUDED = "devices_excluded"
+    RESERVED = "reserved"
+    OVER_QUOTA = "over_quota"
+    ARTIFACTS_ABSENT = "artifacts_absent"
 
 
 @dataclass(frozen=True, slots=True)
