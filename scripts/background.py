@@ -19,16 +19,18 @@ USUAL_PORT = 8080  # Airflow's own; taken when it is free and no other is asked 
 
 
 def up(home: AirflowHome, port: int | None) -> None:
-    """Start the stack, wait until it is ready, say how to reach it."""
+    """Start the stack unless it runs already, wait until it is ready, say how to reach it."""
     if port is None and ports.is_free(USUAL_PORT):
         port = USUAL_PORT
     stack = Stack(StackOptions(home=home, port=port, detached=True))
-    print("starting Airflow and the GPU broker (about a minute)", flush=True)
     try:
-        stack.start()
+        if not stack.is_in_background:
+            print("starting Airflow and the GPU broker (about a minute)", flush=True)
+            stack.start()
         stack.wait_ready()
     except BaseException:
-        stack.stop()
+        if stack.is_ours:
+            stack.stop()
         raise
     print(fleet.announcement(stack.broker("admin").nodes()))
     print(f"address   {stack.url}\nuser      {USER}\npassword  {home.secrets().password}")

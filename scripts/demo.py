@@ -139,6 +139,10 @@ def start(stack: Stack, console: Console) -> None:
         stack.start()
         stack.wait_ready(report=lambda missing: status.update(f"waiting for {', '.join(missing)}"))
     console.print(f"Airflow is ready after {time.monotonic() - begun:.0f} s at {stack.url}", highlight=False)
+
+
+def announce(stack: Stack, console: Console) -> None:
+    """Say on which fleet the demo runs."""
     broker = stack.broker("admin")
     console.print(f"[bold]{fleet.announcement(broker.nodes())}[/bold]", highlight=False)
     broker.close()
@@ -174,8 +178,9 @@ def main() -> int:
         conf["limit"] = arguments.limit
     stack = Stack(StackOptions(home=AirflowHome(arguments.folder / "airflow")))
     try:
-        if not (stack.is_running and stack.state["detached"]):  # one of `make up` serves as well
+        if not stack.is_in_background:
             start(stack, console)
+        announce(stack, console)
         return 0 if Demo(stack, console, arguments.folder.resolve() / "output").run(conf) else 1
     except StackError as error:
         print(f"demo: {error}", file=sys.stderr)

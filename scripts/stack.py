@@ -58,7 +58,8 @@ class Stack:
             self.start()
             self.wait_ready()
         except BaseException:
-            self.stop()
+            if self.is_ours:
+                self.stop()
             raise
         return self
 
@@ -80,6 +81,11 @@ class Stack:
         """True while a warden lives, this object's or another's."""
         warden = self.state.get("warden")
         return warden is not None and Process(**warden).is_alive
+
+    @property
+    def is_in_background(self) -> bool:
+        """True while a stack of `make up` runs; whoever needs one may use it."""
+        return self.is_running and bool(self.state["detached"])
 
     @property
     def is_ours(self) -> bool:
