@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import trimesh
+from numpy.typing import NDArray
 from PIL import Image
+from scipy.spatial import cKDTree
 
 from scripts.catalog_model import Model, Paint, Part, Points, plain
 
@@ -133,21 +135,29 @@ def load_model(path: Path) -> Model:
 
 
 def _part(mesh: trimesh.Trimesh) -> Part:
-    return Part.from_mesh(mesh, _paint(mesh.visual), smooth=0.6)
+    return Part.from_mesh(mesh, _paint(mesh), smooth=0.6)
 
 
-def _paint(visual: Any) -> Paint:
-    """Return what a file says about a surface: its texture, its material's colour, or a grey."""
+def _paint(mesh: trimesh.Trimesh) -> Paint:
+    """Return what a file says about a surface: texture, material, colours of corners or faces, or a grey."""
+    visual: Any = mesh.visual
     material = getattr(visual, "material", None)
     image = getattr(material, "image", None) or getattr(material, "baseColorTexture", None)
     if image is not None and getattr(visual, "uv", None) is not None:
         return _textured(image)
     if material is not None and getattr(material, "main_color", None) is not None:
         return plain(*(float(value) / 255 for value in material.main_color[:3]))
-    colours = getattr(visual, "main_color", None)
-    if getattr(visual, "defined", False) and colours is not None:
-        return plain(*(float(value) / 255 for value in colours[:3]))
+    if visual.kind == "vertex":
+        return _nearest(np.asarray(mesh.vertices), np.asarray(visual.vertex_colors))
+    if visual.kind == "face":
+        return _nearest(np.asarray(mesh.triangles_center), np.asarray(visual.face_colors))
     return plain(*UNPAINTED)
+
+
+def _nearest(places: Points, colours: NDArray[np.uint8]) -> Paint:
+    """Paint each point like the nearest of ``places``."""
+    tree, table = cKDTree(places), colours[:, :3] / 255
+    return lambda points, uv: np.asarray(table[tree.query(points)[1]])
 
 
 def _textured(image: Image.Image) -> Paint:
@@ -165,12 +175,15 @@ def _textured(image: Image.Image) -> Paint:
 
 
 def _turned(model: Model, rotation: Points) -> Model:
-    return Model(
-        [
-            replace(part, vertices=part.vertices @ rotation.T, normals=part.normals @ rotation.T)
-            for part in model.parts
-        ]
-    )
+    def turn(part: Part) -> Part:
+        return replace(
+            part,
+            vertices=part.vertices @ rotation.T,
+            normals=part.normals @ rotation.T,
+            paint=lambda points, uv: part.paint(points @ rotation, uv),
+        )
+
+    return Model([turn(part) for part in model.parts])
 
 
 def _with_known_size(model: Model) -> Model:

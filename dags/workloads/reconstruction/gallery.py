@@ -70,7 +70,7 @@ def write_gallery(summary: Mapping[str, Any], output: Path) -> Path:
     )
     page = environment.get_template("gallery.html.j2").render(
         run_id=str(summary.get("run_id") or ""),
-        catalog=Path(str(summary.get("catalog") or "")).name,
+        catalog="/".join(Path(str(summary.get("catalog") or "")).parts[-2:]),
         started_at=_moment(summary.get("started_at")),
         finished_at=_moment(summary.get("finished_at")),
         cards=cards,

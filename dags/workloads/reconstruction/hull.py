@@ -22,6 +22,9 @@ from workloads.reconstruction.raster import project
 #: The outline is found on photos enlarged by this factor.
 ENLARGE = 3
 
+#: The outlines' common solid must fill this share of each outline, on average.
+SMALLEST_EXPLAINED = 0.80
+
 #: Side of the grid that finds the product's box in the unit sphere.
 SCOUT_SIDE = 48
 
@@ -90,12 +93,38 @@ def product_box(
     grid = Grid.over(np.array([[-1.0] * 3, [1.0] * 3]), SCOUT_SIDE)
     nodes = grid.nodes()
     # A scout voxel counts when any part of it may be inside, so thin parts are not lost.
-    inside = hull_distance(nodes, cameras, views, distances) < 0.6 * grid.voxel
-    if inside.sum() < 4:
+    solid = nodes[hull_distance(nodes, cameras, views, distances) < 0.6 * grid.voxel]
+    share = explained_share(solid, grid.voxel, cameras, views, distances)
+    if share < SMALLEST_EXPLAINED:
         raise ProductUnusable(
-            f"the outlines of the {len(views)} photos do not meet in one solid, so photos and cameras "
-            "contradict each other; check that cameras.json names the right file for each view and that "
-            "camera_to_world has OpenCV axes"
+            f"photos and cameras contradict each other: the solid on which all {len(views)} outlines "
+            f"agree fills {share:.0%} of an outline, at least {SMALLEST_EXPLAINED:.0%} is needed; check that "
+            "cameras.json names the right file for each view and that camera_to_world has OpenCV axes"
         )
-    solid = nodes[inside]
     return np.stack([solid.min(axis=0) - grid.voxel / 2, solid.max(axis=0) + grid.voxel / 2])
+
+
+def explained_share(
+    solid: NDArray[np.float64],
+    voxel: float,
+    cameras: Cameras,
+    views: NDArray[np.int64],
+    distances: NDArray[np.float64],
+) -> float:
+    """Return the mean share of each view's silhouette that a solid of voxel centres projects onto."""
+    height, width = cameras.size
+    shares = []
+    for view in views:
+        pixels, depth = project(solid, cameras.intrinsics[view], cameras.world_to_camera[view])
+        columns, rows = pixels.astype(int).T
+        inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
+        hit = np.zeros((height, width), dtype=bool)
+        hit[rows[inside], columns[inside]] = True
+        # Voxel centres lie this far apart on the photo; between them is solid too.
+        apart = (
+            voxel * cameras.intrinsics[view, 0, 0] / max(float(np.median(depth)), 1e-6) if len(depth) else 0
+        )
+        hit = ndimage.binary_dilation(hit, iterations=int(apart / 2) + 1)
+        silhouette = distances[view] < 0
+        shares.append((hit & silhouette).sum() / max(int(silhouette.sum()), 1))
+    return float(np.mean(shares))

@@ -84,11 +84,13 @@ def fit_paper(image: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     frame = max(4, height // 16)
     border = (rows < frame) | (rows >= height - frame) | (columns < frame) | (columns >= width - frame)
     chosen = border.ravel()
-    # A product that reaches into the border is an outlier there; quadratic terms first keep the fit stiff.
-    paper, noise = np.zeros_like(pixels), np.full(3, NOISE_FLOOR)
-    for used in (3, 6, 6, 10, 10):
-        solution = np.linalg.lstsq(basis[chosen, :used], pixels[chosen], rcond=None)[0]
-        paper = basis[:, :used] @ solution
+    # Start from the median, which a product that reaches into the border cannot move; then bend it stepwise.
+    paper = np.broadcast_to(np.median(pixels[chosen], axis=0), pixels.shape)
+    noise = np.full(3, NOISE_FLOOR)
+    for used in (0, 3, 6, 6, 10, 10):
+        if used:
+            solution = np.linalg.lstsq(basis[chosen, :used], pixels[chosen], rcond=None)[0]
+            paper = basis[:, :used] @ solution
         residual = np.abs(pixels - paper)
         noise = np.maximum(1.4826 * np.median(residual[chosen], axis=0), NOISE_FLOOR)
         near = ((residual / noise) ** 2).sum(axis=1) < 16
