@@ -64,15 +64,11 @@ class RunView:
         return self._tally(self._plan)
 
     def _tally(self, plan: Plan) -> RunProgress:
-        started = datetime.fromisoformat(plan.started_at)
         progress = RunProgress(
-            products=plan.products,
-            reused=plan.reused,
-            elapsed_s=(datetime.now(timezone.utc) - started).total_seconds(),
+            products=plan.products, reused=plan.reused, elapsed_s=_seconds_since(plan.started_at)
         )
         ledger = Ledger(self.folders)
-        seconds: dict[str, list[float]] = {stage: [] for stage in plan.stages}
-        closed: Counter[str] = Counter()  # stages that need no more work
+        tally = StageTally(plan.stages)
         for sku in self._skus:
             for stage in plan.stages:
                 outcome = ledger.read(stage, sku)
@@ -80,27 +76,47 @@ class RunView:
                     break
                 if outcome.status is Status.RUNNING:
                     progress.at_work[stage] += 1
+                    tally.running[stage].append(_seconds_since(outcome.started_at))
                 if outcome.status is not Status.DONE:
                     given_up = outcome.status in (Status.FAILED, Status.UNUSABLE)
                     progress.failed += given_up
-                    closed.update(plan.stages[plan.stages.index(stage) :] if given_up else ())
+                    tally.closed.update(plan.stages[plan.stages.index(stage) :] if given_up else ())
                     break
-                closed[stage] += 1
-                seconds[stage].append(outcome.seconds or 0.0)
+                tally.closed[stage] += 1
+                tally.took[stage].append(outcome.seconds or 0.0)
             else:
                 progress.done += 1
-        progress.share = _share(plan, seconds, closed)
+        progress.share = tally.share(plan.products)
         return progress
 
 
-def _share(plan: Plan, seconds: dict[str, list[float]], closed: Counter[str]) -> float:
-    """Return the share of all work that is done; an unseen stage counts like the longest seen one."""
-    means = {stage: sum(took) / len(took) for stage, took in seconds.items() if took}
-    if not means or not plan.products:
-        return 0.0
-    weight = {stage: means.get(stage, max(means.values())) for stage in plan.stages}
-    whole = plan.products * sum(weight.values())
-    return sum(weight[stage] * count for stage, count in closed.items()) / whole if whole else 0.0
+class StageTally:
+    """How long stages take and how much of them is done, over the products of a run."""
+
+    def __init__(self, stages: tuple[str, ...]) -> None:
+        self.took: dict[str, list[float]] = {stage: [] for stage in stages}
+        self.running: dict[str, list[float]] = {stage: [] for stage in stages}  #: seconds so far
+        self.closed: Counter[str] = Counter()  #: needs no more work: done, or its product is given up
+
+    def share(self, products: int) -> float:
+        """Return the share of all work that is done, each stage weighing the seconds it takes."""
+        if not products or not any(self.took.values()):
+            return 0.0
+        weight = {stage: self._expected(stage) for stage in self.took}
+        done = sum(weight[stage] * count for stage, count in self.closed.items())
+        begun = sum(min(s, 0.9 * weight[stage]) for stage, so_far in self.running.items() for s in so_far)
+        return (done + begun) / (products * sum(weight.values()) or 1.0)
+
+    def _expected(self, stage: str) -> float:
+        """Return the mean; a stage that nobody has finished is taken for twice as long as it already runs."""
+        if self.took[stage]:
+            return sum(self.took[stage]) / len(self.took[stage])
+        seen = [sum(took) / len(took) for took in self.took.values() if took]
+        return max([*seen, *(2 * s for s in self.running[stage])])
+
+
+def _seconds_since(moment: str) -> float:
+    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment)).total_seconds()
 
 
 class ProgressDisplay:

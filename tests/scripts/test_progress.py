@@ -34,10 +34,15 @@ class Run:
         plan = Plan("run 1", "c.csv", str(self.folders.output), STAGES, started.isoformat(), products, 2, 1)
         write_json(self.folders.plan, plan.as_json())
 
-    def outcome(self, sku: str, stage: str, status: Status, seconds: float | None = None) -> None:
-        Ledger(self.folders).write(
-            Outcome(sku, "v1", stage, status, 1, "f", UPDATED.isoformat(), seconds=seconds)
-        )
+    def outcome(
+        self,
+        sku: str,
+        stage: str,
+        status: Status,
+        seconds: float | None = None,
+        started_at: str = UPDATED.isoformat(),
+    ) -> None:
+        Ledger(self.folders).write(Outcome(sku, "v1", stage, status, 1, "f", started_at, seconds=seconds))
 
     def read(self) -> RunProgress:
         progress = self.view.read()
@@ -77,6 +82,17 @@ def test_a_long_stage_weighs_more_than_a_short_one(run: Run) -> None:
     progress = run.read()
     assert progress.share == pytest.approx(21 / 40)
     assert progress.eta_s == pytest.approx(60 * 19 / 21, rel=0.05)
+
+
+def test_the_first_estimate_counts_what_is_under_way(run: Run) -> None:
+    run.plan(products=2, age_s=60)
+    for sku in ("P0", "P1"):
+        run.outcome(sku, "preprocess", Status.DONE, 5.0)
+    begun = (datetime.now(timezone.utc) - timedelta(seconds=50)).isoformat()
+    run.outcome("P0", "train", Status.RUNNING, started_at=begun)
+    progress = run.read()  # train is taken for 100 s, postprocess for as long as the longest that is known
+    assert progress.share == pytest.approx((2 * 5 + 50) / (2 * (5 + 100 + 5)), rel=0.02)
+    assert progress.share < 0.5, "half of the first of two trainings is not half of the work"
 
 
 def test_all_given_up_is_all_of_the_work(run: Run) -> None:
