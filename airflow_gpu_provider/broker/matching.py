@@ -1,13 +1,14 @@
 """Which devices suit a request, and how well.
 
 Model, memory, host and excluded devices filter hard; TFLOPS filter only a strict request and otherwise give
-the match degree of requirement A4. Whether a suitable device is free is not asked here; that is the next
-step, `capacity.Capacity`.
+the match degree of requirement A4. Speeds measured of the request's class replace the TFLOPS in the degree,
+never in the filter: a claim must not become impossible because something was learned. Whether a suitable
+device is free is not asked here; that is the next step, `capacity.Capacity`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,11 @@ from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
 def match_degree(tflops: float, required: float) -> float:
     """Return min(1, tflops / required): 1 = as fast as asked; no wish is always met."""
     return 1.0 if required <= 0 else min(1.0, tflops / required)
+
+
+def required_speed(min_tflops: float, speeds: Mapping[str, float]) -> float:
+    """Return what full match means: what is asked, else the fastest measured model, else nothing."""
+    return min_tflops if min_tflops > 0 else max(speeds.values(), default=0.0)
 
 
 def wanted_models(request: GpuRequest) -> frozenset[str]:
@@ -48,8 +54,19 @@ class Candidates:
         return found
 
 
-def candidates(layout: Layout, request: GpuRequest, excluded: Set[DeviceId] = frozenset()) -> Candidates:
-    """Return the suitable devices of a fleet."""
+def candidates(
+    layout: Layout,
+    request: GpuRequest,
+    excluded: Set[DeviceId] = frozenset(),
+    *,
+    speeds: Mapping[str, float] | None = None,
+    nodes: BoolArray | None = None,
+) -> Candidates:
+    """Return the suitable devices of a fleet.
+
+    ``speeds`` are measured, by model, on the scale of the ratings (`throughput.Speeds`); ``nodes`` [N] are
+    those that may serve at all, such as the holders of required artifacts.
+    """
     suits = np.array(
         [
             accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=kind.tflops)
@@ -57,14 +74,23 @@ def candidates(layout: Layout, request: GpuRequest, excluded: Set[DeviceId] = fr
         ],
         np.bool_,
     )
-    degree = np.array([match_degree(kind.tflops, request.min_tflops) for kind in layout.kinds], np.float64)
     rows = suits[layout.kind_of]
     if request.host is not None:
         on_host = np.array([host == request.host for host in layout.hosts], np.bool_)
         rows &= on_host[layout.host_of[layout.node_of]]
+    if nodes is not None:
+        rows &= nodes[layout.node_of]
     devices = layout.exists & rows[:, None]
     for device in excluded:
         place = layout.place_of.get(device)
         if place is not None:
             devices[place] = False
-    return Candidates(devices, degree[layout.kind_of])
+    return Candidates(devices, _degrees(layout, request, speeds or {})[layout.kind_of])
+
+
+def _degrees(layout: Layout, request: GpuRequest, speeds: Mapping[str, float]) -> FloatArray:
+    """Return the match degree [K] of each kind."""
+    required = required_speed(request.min_tflops, speeds)
+    return np.array(
+        [match_degree(speeds.get(kind.model, kind.tflops), required) for kind in layout.kinds], np.float64
+    )
