@@ -104,6 +104,7 @@ class Claim:
     run_type: RunType = RunType.LIVE
     excluded: frozenset[DeviceId] = frozenset()  #: devices on which an earlier try failed
     team: str | None = None  #: whose quota it counts on; None = of no team
+    dag_id: str | None = None  #: for reservations made for a DAG
     preemptible: bool = False  #: its devices may be taken back for more urgent work
     preemptions: int = 0  #: how often this work was preempted already; apart from the user's retries
     preempted_by: frozenset[ClaimId] = frozenset()  #: for whom; it may not take back from these
