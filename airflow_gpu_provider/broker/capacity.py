@@ -2,8 +2,8 @@
 
 Free is always computed from the live leases, never stored. Of a device it is a share in milli-GPU, of a
 node the CPU and host memory that remain; a gang's CPU and memory are spread over its nodes by the devices
-on each. The version of a bank grows with each change, so that costs are computed again only where needed.
-The next step is `placement.Placer`.
+on each. Changed nodes are noted, so that whoever keeps something about them looks again only there. The next
+step is `placement.Placer`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,16 @@ def part_of_lease(layout: Layout, lease: Lease) -> Part:
     return part_of(layout, lease.request, places)
 
 
+def is_open(layout: Layout, max_load: float) -> BoolArray:
+    """Return the devices that may be given out: neither unavailable nor on a node that is too busy."""
+    # NaN (unknown load) compares false: what nobody measured is not a reason to refuse.
+    busy = layout.load >= max_load
+    found: BoolArray = layout.offered & ~busy[layout.node_of][:, None]
+    return found
+
+
 class Capacity:
-    """Free devices, CPU and memory. Change it only by its methods: arrays and versions belong together."""
+    """Free devices, CPU and memory. Change it only by its methods: arrays, sums and notes belong together."""
 
     def __init__(self, layout: Layout, is_open: BoolArray) -> None:
         self.layout = layout
@@ -68,7 +76,11 @@ class Capacity:
         self.milli: IntArray = np.where(is_open, WHOLE_DEVICE, 0).astype(np.int64)
         self.cpu: IntArray = layout.cpu.copy()
         self.memory: IntArray = layout.memory.copy()
-        self.version: IntArray = np.ones(len(layout.banks), np.int64)
+        #: free milli-GPU by kind
+        self.free_of_kind: list[int] = []
+        #: nodes changed since the one who keeps an index of them looked
+        self.changed: set[int] = set(range(len(layout.nodes)))
+        self._sum_kinds()
 
     @classmethod
     def empty(cls, layout: Layout) -> Capacity:
@@ -78,14 +90,13 @@ class Capacity:
     @classmethod
     def idle(cls, layout: Layout, *, max_load: float) -> Capacity:
         """Return what may be given out now if no lease were live."""
-        # NaN (unknown load) compares false: what nobody measured is not a reason to refuse.
-        busy = layout.load >= max_load
-        return cls(layout, layout.offered & ~busy[layout.node_of][:, None])
+        return cls(layout, is_open(layout, max_load))
 
     def copy(self) -> Capacity:
         """Return a capacity of its own with the same amounts."""
         other = Capacity(self.layout, self.open)
         other.milli, other.cpu, other.memory = self.milli.copy(), self.cpu.copy(), self.memory.copy()
+        other.free_of_kind = list(self.free_of_kind)
         return other
 
     def take(self, part: Part) -> None:
@@ -105,7 +116,8 @@ class Capacity:
         np.subtract.at(self.cpu, nodes[:, 0], nodes[:, 1])
         np.subtract.at(self.memory, nodes[:, 0], nodes[:, 2])
         self.milli[~self.open] = 0
-        self.version += 1
+        self._sum_kinds()
+        self.changed.update(range(len(self.layout.nodes)))
 
     def hide(self, part: Part) -> Part:
         """Take away as much of a part as is there; return what was taken, to `give` back later."""
@@ -144,14 +156,36 @@ class Capacity:
         """Return whether the whole gang fits."""
         return int(self.room(request, devices).sum()) >= request.gpus
 
+    def reopen(self, layout: Layout, nodes: Sequence[int], held: Iterable[Part], *, max_load: float) -> None:
+        """Follow what was closed or opened on ``nodes``; ``held`` is all that is taken on any of them."""
+        self.layout = layout
+        banks = np.concatenate(
+            [np.arange(*layout.banks_of(node).indices(len(layout.banks))) for node in nodes]
+        )
+        self.open = self.open.copy()  # others may share it
+        self.open[banks] = is_open(layout, max_load)[banks]
+        self.milli[banks] = np.where(self.open[banks], WHOLE_DEVICE, 0)
+        again = set(banks.tolist())
+        for part in held:
+            for bank, slot, milli in part.devices:
+                if bank in again and self.open[bank, slot]:
+                    self.milli[bank, slot] -= milli
+        self._sum_kinds()
+        self.changed.update(nodes)
+
+    def _sum_kinds(self) -> None:
+        layout = self.layout
+        sums = np.bincount(layout.kind_of, self.milli.sum(axis=1), minlength=len(layout.kinds))
+        self.free_of_kind = sums.astype(int).tolist()
+
     def _add(self, part: Part, sign: int) -> None:
-        touched = {node for node, _, _ in part.nodes}
+        layout, changed = self.layout, self.changed
         for bank, slot, milli in part.devices:
             if self.open[bank, slot]:
                 self.milli[bank, slot] += sign * milli
-            touched.add(int(self.layout.node_of[bank]))
+                self.free_of_kind[layout.kind_of[bank]] += sign * milli
+            changed.add(int(layout.node_of[bank]))
         for node, cpu, memory in part.nodes:
             self.cpu[node] += sign * cpu
             self.memory[node] += sign * memory
-        for node in touched:
-            self.version[self.layout.banks_of(node)] += 1
+            changed.add(node)

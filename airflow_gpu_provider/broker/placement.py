@@ -1,28 +1,30 @@
 """Choose devices for a request: best match first, then least cost, then least load within the cost band.
 
 A gang gets all its devices or none: on one bank if any has room, else on the nodes of one host, else
-anywhere. A worse match degree is looked at only when no better one can take the whole gang. Costs are kept
-per request class and computed again only for banks that changed. The placer chooses;
+anywhere (`spread`). A worse match degree is looked at only when no better one can take the whole gang.
+Costs are kept per request class and shape of bank, and computed again only for shapes not seen before: the
+time of a choice depends on how many shapes there are, not on how many nodes. The placer chooses;
 `capacity.Capacity.take` makes it so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity, Place
+from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share, mismatch
 from airflow_gpu_provider.broker.fragmentation import Mix
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, millicores
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
 from airflow_gpu_provider.broker.matching import Candidates, candidates
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest
+from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+from airflow_gpu_provider.broker.shapes import Shapes
+from airflow_gpu_provider.broker.spread import Spread, slots_of
 
-#: Weight of leaving little room on a bank: decides only between placements that else cost the same.
-_PACKING = 100.0
-#: Weight of speed beyond what was asked, for each milli-GPU: half of what as large a lack would cost.
-_SURPLUS = 0.5
+#: Request classes whose costs are kept.
+_CLASSES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +36,57 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Scores:
-    """Costs of one request class: a whole gang on each bank, infinite where it does not fit."""
+class _Class:
+    """What is kept of one request class: a whole gang on each shape costs so much, infinite = no room."""
 
     request: GpuRequest
     suits: Candidates
+    degree_of_kind: FloatArray
     degrees: tuple[float, ...]
-    mismatch: FloatArray  #: [B] cost of being slower or faster than asked
-    cost: FloatArray  #: [B]
-    slot: IntArray  #: [B] the device, where a share of one is asked
-    seen: IntArray  #: [B] the bank's version that ``cost`` is true for
+    by_kind: FloatArray  #: [K] cost of pressure and mismatch, infinite where the kind does not suit
+    kinds: tuple[int, ...]
+    #: banks that it may use whole; None = all of its kinds
+    banks: IntArray | None
+    #: banks that it may use in part
+    partial: IntArray
+    needs_host: bool
+    cost: FloatArray = field(default_factory=lambda: np.full(0, np.nan))  #: [G], NaN = not known yet
+    share: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  #: [G]
+    generation: int = -1
+    renamed: int = 0  #: entries read of the log
+    revived: int = 0
 
 
 class Placer:
-    """Chooses places on a capacity; keeps costs between calls, so that many requests of a class are cheap."""
+    """Chooses places on a capacity; keeps costs between calls."""
 
     def __init__(self, capacity: Capacity, mix: Mix, *, cost_band: float) -> None:
         self._capacity = capacity
-        self._mix = mix
         self._cost_band = cost_band
-        self._scores: dict[tuple[GpuRequest, Set[DeviceId]], _Scores] = {}
-        banks = len(capacity.layout.banks)
-        self._fragments = np.zeros(banks)
-        self._fragments_seen: IntArray = np.zeros(banks, np.int64)
+        self._shapes = Shapes(capacity)
+        self._classes: dict[tuple[GpuRequest, Set[DeviceId]], _Class] = {}
+        self._short: dict[GpuRequest, GpuRequest] = {}
+        self._every = np.ones((1, capacity.layout.width), np.bool_)
+        self.renew(mix)
+
+    def renew(self, mix: Mix) -> None:
+        """Judge by another mix from now on."""
+        self._mix = mix
+        self._cost = CostFunction(self._capacity.layout, mix)
+        self._fragments = np.full(len(self._shapes.load), np.nan)
+        self._fragments_read = (self._shapes.generation, len(self._shapes.renamed))
+        for kept in self._classes.values():
+            kept.generation = -1
+            kept.by_kind = self._by_kind(kept.request, kept.suits)
 
     def place(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> Found | None:
         """Return devices for all of the gang, or None; takes nothing."""
-        scores = self._of_class(request, excluded)
-        self._refresh(scores)
-        for degree in scores.degrees:
-            found = self._on_one_bank(scores, degree) or self._over_nodes(scores, degree)
+        kept = self._of_class(request, excluded)
+        if self._is_hopeless(kept):
+            return None
+        self._refresh(kept)
+        for degree in kept.degrees:
+            found = self._on_one_bank(kept, degree) or self._over_nodes(kept, degree)
             if found is not None:
                 return found
         return None
@@ -72,177 +95,177 @@ class Placer:
         """Return the devices that suit a request, free or not."""
         return self._of_class(request, excluded).suits.devices
 
-    def _of_class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Scores:
-        key = (replace(request, spares=0, max_runtime_s=None), excluded)
-        scores = self._scores.get(key)
-        if scores is None:
-            layout = self._capacity.layout
-            suits = candidates(layout, request, excluded)
-            banks = len(layout.banks)
-            degrees = np.unique(suits.degree[suits.devices.any(axis=1)])[::-1]
-            scores = _Scores(
-                request=request,
-                suits=suits,
-                degrees=tuple(float(degree) for degree in degrees),
-                mismatch=self._mismatch(request, suits),
-                cost=np.full(banks, np.inf),
-                slot=np.zeros(banks, np.int64),
-                seen=np.zeros(banks, np.int64),
-            )
-            self._scores[key] = scores
-        return scores
+    def kinds(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> tuple[int, ...]:
+        """Return the kinds of the devices that suit a request."""
+        return self._of_class(request, excluded).kinds
 
-    def _mismatch(self, request: GpuRequest, suits: Candidates) -> FloatArray:
-        asked = request.gpus * request.milli
-        speeds = np.array([kind.tflops for kind in self._capacity.layout.kinds], np.float64)
-        speed = speeds[self._capacity.layout.kind_of]
-        surplus = np.zeros(len(speed))
-        if request.min_tflops > 0:
-            faster = np.maximum(speed - request.min_tflops, 0.0)
-            surplus = np.divide(faster, speed, out=surplus, where=speed > 0)
-        mismatch: FloatArray = asked * ((1.0 - suits.degree) + _SURPLUS * surplus)
-        return mismatch
+    def _is_hopeless(self, kept: _Class) -> bool:
+        """Tell at once what the sums of free shares rule out: most looks at a full fleet."""
+        free, request = self._capacity.free_of_kind, kept.request
+        return sum(free[kind] for kind in kept.kinds) < request.gpus * request.milli
 
-    # -- costs of the banks that changed
-    def _refresh(self, scores: _Scores) -> None:
-        capacity, request = self._capacity, scores.request
-        changed = np.flatnonzero(scores.seen != capacity.version)
-        if not len(changed):
-            return
-        scores.seen[changed] = capacity.version[changed]
-        scores.cost[changed] = np.inf
-        node = capacity.layout.node_of[changed]
-        free = scores.suits.devices[changed] & capacity.open[changed]
-        free &= capacity.milli[changed] >= request.milli
-        fits = (free.sum(axis=1) >= request.gpus) & scores.suits.devices[changed].any(axis=1)
-        fits &= capacity.cpu[node] >= millicores(request.cpu_cores)
-        fits &= capacity.memory[node] >= request.host_memory_mib
-        if not fits.any():
-            return
-        bank, free = changed[fits], free[fits]
-        is_share = request.gpus == 1 and request.milli < WHOLE_DEVICE
-        row, slot, after = (
-            _each_share(capacity.milli[bank], free, request)
-            if is_share
-            else _tightest(capacity.milli[bank], free, request)
+    # -- classes
+    def _of_class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
+        short = self._short.get(request)
+        if short is None:
+            if len(self._short) > 10 * _CLASSES:
+                self._short.clear()
+            short = self._short[request] = replace(request, spares=0, max_runtime_s=None)
+        key = (short, excluded)
+        kept = self._classes.get(key)
+        if kept is None:
+            if len(self._classes) >= _CLASSES:
+                del self._classes[next(iter(self._classes))]
+            kept = self._classes[key] = self._class(short, excluded)
+        return kept
+
+    def _class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
+        layout = self._capacity.layout
+        suits = candidates(layout, request, excluded)
+        some, every = suits.devices.any(axis=1), (suits.devices == layout.exists).all(axis=1)
+        kinds = np.unique(layout.kind_of[some])
+        is_whole = bool(every[np.isin(layout.kind_of, kinds)].all())
+        degree_of_kind = np.zeros(len(layout.kinds))
+        degree_of_kind[layout.kind_of] = suits.degree
+        return _Class(
+            request=request,
+            suits=suits,
+            degree_of_kind=degree_of_kind,
+            degrees=tuple(np.unique(suits.degree[some])[::-1].tolist()),
+            by_kind=self._by_kind(request, suits),
+            kinds=tuple(kinds.tolist()),
+            banks=None if is_whole else np.flatnonzero(some & every),
+            partial=np.flatnonzero(some & ~every),
+            needs_host=request.cpu_cores > 0 or request.host_memory_mib > 0,
         )
-        cost = self._cost(scores, bank[row], after)
-        order = np.argsort(-cost, kind="stable")  # the best of a bank is written last
-        scores.cost[bank[row[order]]] = cost[order]
-        scores.slot[bank[row[order]]] = slot[order]
 
-    def _cost(self, scores: _Scores, bank: IntArray, after: IntArray) -> FloatArray:
-        capacity, mix, request = self._capacity, self._mix, scores.request
-        layout = capacity.layout
-        node, kind = layout.node_of[bank], layout.kind_of[bank]
-        self._refresh_fragments(bank)
-        asked = request.gpus * request.milli
-        cpu, memory, milli = capacity.cpu[node], capacity.memory[node], capacity.milli[bank].sum(axis=1)
-        cpu_after, milli_after = cpu - millicores(request.cpu_cores), milli - asked
-        growth = mix.fragments(kind, cpu_after, after) - self._fragments[bank]
-        growth += mix.stranded(cpu_after, memory - request.host_memory_mib, milli_after)
-        growth -= mix.stranded(cpu, memory, milli)
-        left = cpu_after / max(1, int(layout.cpu.max())) + milli_after / (layout.width * WHOLE_DEVICE)
-        cost: FloatArray = growth + _PACKING * left
-        return cost + mix.pressure[kind] * asked + scores.mismatch[bank]
+    def _by_kind(self, request: GpuRequest, suits: Candidates) -> FloatArray:
+        layout = self._capacity.layout
+        kinds = np.zeros(len(layout.kinds), np.bool_)
+        kinds[layout.kind_of[suits.devices.any(axis=1)]] = True
+        cost = mismatch(layout, request) + self._mix.pressure * request.gpus * request.milli
+        return np.where(kinds, cost, np.inf)
 
-    def _refresh_fragments(self, banks: IntArray) -> None:
-        capacity = self._capacity
-        changed = np.unique(banks[self._fragments_seen[banks] != capacity.version[banks]])
-        if not len(changed):
+    # -- costs of shapes not seen before
+    def _refresh(self, kept: _Class) -> None:
+        shapes = self._shapes
+        shapes.follow()
+        if len(kept.cost) < shapes.number:
+            more = len(shapes.load) - len(kept.cost)
+            kept.cost = np.append(kept.cost, np.full(more, np.nan))
+            kept.share = np.append(kept.share, np.zeros(more, np.int64))
+        if kept.generation != shapes.generation:
+            kept.generation = shapes.generation
+            kept.cost[:] = np.nan
+            unknown = shapes.alive()
+        else:
+            for shape in shapes.renamed[kept.renamed :]:
+                kept.cost[shape] = np.nan
+            seen = {shape for shape in shapes.revived[kept.revived :] if kept.cost[shape] != kept.cost[shape]}
+            unknown = np.fromiter(sorted(seen), np.int64, len(seen))
+        kept.renamed, kept.revived = len(shapes.renamed), len(shapes.revived)
+        if len(unknown):
+            self._judge(kept, unknown)
+
+    def _judge(self, kept: _Class, shape: IntArray) -> None:
+        kept.cost[shape] = np.inf
+        shape = shape[kept.by_kind[self._shapes.kind[shape]] < np.inf]
+        if not len(shape):
             return
-        cpu = capacity.cpu[capacity.layout.node_of[changed]]
-        kind = capacity.layout.kind_of[changed]
-        self._fragments[changed] = self._mix.fragments(kind, cpu, capacity.milli[changed])
-        self._fragments_seen[changed] = capacity.version[changed]
+        costs = self._cost(kept.request, kept.by_kind, self._banks(shape, self._every))
+        kept.cost[shape], kept.share[shape] = costs.cost, costs.share
+
+    def _banks(self, shape: IntArray, allowed: BoolArray) -> Banks:
+        shapes = self._shapes
+        kind, cpu, milli = shapes.kind[shape], shapes.cpu[shape], shapes.milli[shape]
+        return Banks(kind, cpu, shapes.memory[shape], milli, allowed, self._fragments_of(shape))
+
+    def _fragments_of(self, shape: IntArray) -> FloatArray:
+        shapes, known = self._shapes, self._fragments
+        generation, read = self._fragments_read
+        if generation != shapes.generation or len(known) < shapes.number:
+            known = self._fragments = np.full(len(shapes.load), np.nan)
+        elif read < len(shapes.renamed):
+            known[shapes.renamed[read:]] = np.nan
+        self._fragments_read = (shapes.generation, len(shapes.renamed))
+        unknown = shape[np.isnan(known[shape])]
+        if len(unknown):
+            known[unknown] = self._mix.fragments(
+                shapes.kind[unknown], shapes.cpu[unknown], shapes.milli[unknown]
+            )
+        return known[shape]
 
     # -- choices
-    def _on_one_bank(self, scores: _Scores, degree: float) -> Found | None:
-        cost = np.where(scores.suits.degree == degree, scores.cost, np.inf)
-        least = cost.min(initial=np.inf)
-        if least == np.inf:
+    def _on_one_bank(self, kept: _Class, degree: float) -> Found | None:
+        chosen = self._of_shapes(kept, degree) if kept.banks is None else self._of_banks(kept, degree)
+        if chosen is None:
+            return None
+        bank, share = chosen
+        request, capacity = kept.request, self._capacity
+        if is_share(request):
+            free = kept.suits.devices[bank] & capacity.open[bank]
+            slot = int(np.flatnonzero(free & (capacity.milli[bank] == share))[0])
+            return Found(((bank, slot),), degree)
+        places = slots_of(capacity, bank, request, kept.suits.devices, request.gpus)
+        return Found(tuple(places), degree)
+
+    def _of_shapes(self, kept: _Class, degree: float) -> tuple[int, int] | None:
+        shapes = self._shapes
+        cost = kept.cost[: shapes.number] + shapes.absent[: shapes.number]
+        if len(kept.degrees) > 1:
+            cost[kept.degree_of_kind[shapes.kind[: shapes.number]] != degree] = np.inf
+        # Of shapes that never had a bank since the class looked, the cost is unknown (NaN): they are absent.
+        least = np.fmin.reduce(cost) if len(cost) else np.inf
+        if not least < np.inf:
             return None
         near = np.flatnonzero(cost <= least + self._cost_band)
-        bank = int(near[np.lexsort((cost[near], self._load(near)))[0]])
-        request = scores.request
-        if request.gpus == 1 and request.milli < WHOLE_DEVICE:
-            return Found(((bank, int(scores.slot[bank])),), degree)
-        return Found(tuple(self._slots(bank, request, scores.suits.devices, request.gpus)), degree)
+        load = shapes.load[near]
+        near = near[load == load.min()]
+        if len(near) > 1:
+            near = near[cost[near] == cost[near].min()]
+        bank, shape = min((shapes.least_loaded(int(each)), int(each)) for each in near)
+        return bank, int(kept.share[shape])
 
-    def _load(self, banks: IntArray) -> FloatArray:
-        """Return the measured load of the banks' nodes; where nobody measures, the share given out."""
-        layout = self._capacity.layout
-        size = layout.exists[banks].sum(axis=1) * WHOLE_DEVICE
-        given = 1.0 - self._capacity.milli[banks].sum(axis=1) / size
-        measured = layout.load[layout.node_of[banks]]
-        return np.where(np.isnan(measured), given, measured)
-
-    def _slots(self, bank: int, request: GpuRequest, devices: BoolArray, number: int) -> list[Place]:
-        milli = self._capacity.milli[bank]
-        free = np.flatnonzero(devices[bank] & self._capacity.open[bank] & (milli >= request.milli))
-        tight = free[np.argsort(milli[free], kind="stable")]
-        return [(bank, int(slot)) for slot in tight[:number]]
-
-    def _over_nodes(self, scores: _Scores, degree: float) -> Found | None:
-        request, capacity, layout = scores.request, self._capacity, self._capacity.layout
-        devices = scores.suits.of_degree(degree)
-        if request.gpus < 2 or not capacity.fits(request, devices):
+    def _of_banks(self, kept: _Class, degree: float) -> tuple[int, int] | None:
+        """Choose among banks one by one: some devices of its kinds are not for this class."""
+        shapes = self._shapes
+        assert kept.banks is not None
+        shape = shapes.of_bank[kept.banks]
+        cost, share, bank = kept.cost[shape], kept.share[shape], kept.banks
+        if len(kept.partial):
+            costs = self._cost(kept.request, kept.by_kind, self._partial(kept))
+            cost, share = np.append(cost, costs.cost), np.append(share, costs.share)
+            bank = np.append(bank, kept.partial)
+        cost = np.where(kept.suits.degree[bank] == degree, cost, np.inf)
+        least = cost.min(initial=np.inf)
+        if not least < np.inf:
             return None
-        for some in self._uniform_first(scores, devices):
-            room = capacity.room(request, some)
-            per_host = layout.per_host(room)
-            if per_host.sum() < request.gpus:
-                continue
-            enough = np.flatnonzero(per_host >= request.gpus)
-            if len(enough):
-                host = enough[np.argmin(per_host[enough])]
-                room = np.where(layout.host_of == host, room, 0)
-            places = self._fill(request, some, room)
-            return Found(tuple(places), min(float(scores.suits.degree[bank]) for bank, _ in places))
-        return None
+        near = np.flatnonzero(cost <= least + self._cost_band)
+        best = near[np.lexsort((bank[near], cost[near], shapes.load_of_bank[bank[near]]))[0]]
+        return int(bank[best]), int(share[best])
 
-    def _uniform_first(self, scores: _Scores, devices: BoolArray) -> Iterator[BoolArray]:
-        """Yield the devices of each kind alone, the least wanted kind first, then all together."""
-        kind_of = self._capacity.layout.kind_of
-        asked = scores.request.gpus * scores.request.milli
-        price = scores.mismatch + self._mix.pressure[kind_of] * asked
-        kinds, first = np.unique(kind_of[devices.any(axis=1)], return_index=True)
-        price_of = price[np.flatnonzero(devices.any(axis=1))[first]]
-        for kind in kinds[np.argsort(price_of, kind="stable")]:
-            yield devices & (kind_of == kind)[:, None]
-        if len(kinds) > 1:
-            yield devices
+    def _partial(self, kept: _Class) -> Banks:
+        capacity, bank = self._capacity, kept.partial
+        node = capacity.layout.node_of[bank]
+        fragments = self._fragments_of(self._shapes.of_bank[bank])
+        kind, allowed = capacity.layout.kind_of[bank], kept.suits.devices[bank]
+        return Banks(
+            kind, capacity.cpu[node], capacity.memory[node], capacity.milli[bank], allowed, fragments
+        )
 
-    def _fill(self, request: GpuRequest, devices: BoolArray, room: IntArray) -> list[Place]:
-        """Return a place for each member: few nodes, and the tightest one for the rest."""
-        layout = self._capacity.layout
-        room = room.copy()
-        places: list[Place] = []
-        while (left := request.gpus - len(places)) > 0:
-            enough = np.flatnonzero(room >= left)
-            node = int(enough[np.argmin(room[enough])]) if len(enough) else int(np.argmax(room))
-            number, taken = min(left, int(room[node])), len(places)
-            for bank in range(layout.banks_of(node).start, layout.banks_of(node).stop):
-                places += self._slots(bank, request, devices, taken + number - len(places))
-            room[node] = 0
-        return places
+    def _over_nodes(self, kept: _Class, degree: float) -> Found | None:
+        if kept.request.gpus < 2 or not self._may_fit(kept, degree):
+            return None
+        places = Spread(self._capacity, kept.request, kept.by_kind).places(kept.suits.of_degree(degree))
+        if not places:
+            return None
+        return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))
 
-
-def _each_share(milli: IntArray, free: BoolArray, request: GpuRequest) -> tuple[IntArray, IntArray, IntArray]:
-    """Return (row, slot, milli after) for one device of each distinct free share of each bank."""
-    first = free.copy()
-    for slot in range(1, milli.shape[1]):
-        first[:, slot] &= ((milli[:, :slot] != milli[:, slot : slot + 1]) | ~free[:, :slot]).all(axis=1)
-    row, slot_of = np.nonzero(first)
-    after = milli[row]
-    after[np.arange(len(row)), slot_of] -= request.milli
-    return row, slot_of, after
-
-
-def _tightest(milli: IntArray, free: BoolArray, request: GpuRequest) -> tuple[IntArray, IntArray, IntArray]:
-    """Return (row, slot, milli after) with the devices of the least free share taken on each bank."""
-    order = np.argsort(np.where(free, milli, np.iinfo(np.int64).max), axis=1, kind="stable")
-    after = milli.copy()
-    taken = order[:, : request.gpus]
-    np.put_along_axis(after, taken, np.take_along_axis(milli, taken, axis=1) - request.milli, axis=1)
-    return np.arange(len(milli)), np.zeros(len(milli), np.int64), after
+    def _may_fit(self, kept: _Class, degree: float) -> bool:
+        """Bound the members from above by the shapes: a look at every node is worth it only below that."""
+        shapes, request = self._shapes, kept.request
+        alive = shapes.alive()
+        alive = alive[np.isin(shapes.kind[alive], kept.kinds)]
+        alive = alive[kept.degree_of_kind[shapes.kind[alive]] >= degree]
+        free = (shapes.milli[alive] >= request.milli).sum(axis=1)
+        return int(free @ shapes.count()[alive]) >= request.gpus

@@ -156,7 +156,9 @@ class Replay:
         # Young mixes are renewed at each doubling, so that the first arrivals do not shape a whole window.
         if self._seen % RENEW_AFTER == 0 or self._seen & (self._seen - 1) == 0:
             self._mix = Mix.of(self._layout, self._recent)
-            self._placer = Placer(self._capacity, self._mix, cost_band=self._policy.cost_band)
+            if self._seen == 0:
+                self._placer = Placer(self._capacity, self._mix, cost_band=self._policy.cost_band)
+            self._placer.renew(self._mix)
         self._seen += 1
         began = time.process_time()
         found = self._placer.place(request)
