@@ -220,6 +220,17 @@ class FairShare:
         own = {lease.id for lease in self._leases if team_of(lease) == claim.team}
         return self.borrowed() - own
 
+    def protected(self, claim: Claim) -> frozenset[LeaseId]:
+        """Return the leases that this claim may not take: those of other teams within their quotas."""
+        if not self._quotas.by_team:
+            return frozenset()
+        borrowed = self.borrowed()
+        return frozenset(
+            lease.id
+            for lease in self._leases
+            if team_of(lease) != claim.team and self.owned(team_of(lease)) > 0 and lease.id not in borrowed
+        )
+
 
 def asked(request: GpuRequest) -> float:
     """Return the devices that a request needs, parts included; spares are what is left over."""

@@ -120,6 +120,14 @@ def test_only_an_owner_reclaims_and_never_from_itself() -> None:
     assert FairShare(Quotas(), fleet(2), leases).reclaimable(of("b", "c")) == frozenset()
 
 
+def test_what_other_teams_hold_within_their_quotas_is_protected_and_what_they_borrow_is_not() -> None:
+    leases = [held("a", "own", "n0/0", held_s=60), held("a", "more", "n0/1"), held(None, "n", "n1/0")]
+    share = FairShare(Quotas({"a": Quota(1), "b": Quota(2)}), fleet(2), leases)
+    assert share.protected(of("b", "c")) == {"lease-own"}
+    assert share.protected(of("a", "c")) == frozenset(), "within a team, value decides"
+    assert FairShare(Quotas(), fleet(2), leases).protected(of("b", "c")) == frozenset()
+
+
 def test_quotas_are_read_from_json() -> None:
     assert Quotas.parse(" ") == Quotas()
     text = '{"vision": {"devices": 8, "weight": 2}, "text": {"share": 0.25, "limit": 16}}'

@@ -1,0 +1,215 @@
+"""Which leases to take back so that a blocked claim can start: the least loss of work that is enough.
+
+Only preemptible leases of less worth, or borrowed ones that their owner's claim reclaims, may be taken; never
+one that has just begun, that was preempted `PreemptionPolicy.budget` times, or that this claim was itself
+preempted for. Waiting makes nobody worth more here, or equals would preempt each other in turns. The loss of
+a lease is its devices times the seconds since its last checkpoint. Victims get a grace period to write one;
+the next step is the owner of the leases, who ends them by then and starts the claim.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from airflow_gpu_provider.broker.capacity import Capacity, part_of_lease
+from airflow_gpu_provider.broker.layout import BoolArray
+from airflow_gpu_provider.broker.model import (
+    WHOLE_DEVICE,
+    Claim,
+    ClaimId,
+    DeviceId,
+    GpuRequest,
+    Lease,
+    LeaseId,
+    NodeName,
+    RunType,
+)
+
+#: Whether the whole gang of the claim fits once these leases have ended. More leases never fit worse.
+Fits: TypeAlias = Callable[[Collection[Lease]], bool]
+
+#: How a lease ends that was taken back: recorded as such, and no failure of the task.
+PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionPolicy:
+    """When a lease may be taken back."""
+
+    grace: timedelta = timedelta(seconds=30)  #: time for a last checkpoint
+    least_runtime: timedelta = timedelta(minutes=5)  #: nobody is preempted before it has run so long
+    budget: int = 3  #: work that was preempted so often runs on
+    least_gain: float = 0.0  #: a claim must be worth more by this
+    backfill_penalty: float = 1000.0  #: as in the order of the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What quotas add: leases that the claim's team may reclaim, and those only their own may take."""
+
+    reclaimable: frozenset[LeaseId] = frozenset()
+    protected: frozenset[LeaseId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Leases to end by ``end_by`` for a claim."""
+
+    for_claim: ClaimId
+    victims: tuple[LeaseId, ...]  #: the least loss first
+    loss_s: float  #: device-seconds of work that is done again
+    end_by: datetime
+    reason: str
+
+
+NO_RIGHTS = Rights()
+
+
+def plan(
+    claim: Claim,
+    leases: Iterable[Lease],
+    fits: Fits,
+    now: datetime,
+    policy: PreemptionPolicy | None = None,
+    *,
+    rights: Rights = NO_RIGHTS,
+    node_of: Mapping[DeviceId, NodeName] | None = None,
+) -> Preemption | None:
+    """Return which leases to take back; None = it needs none, or all that may be taken are not enough.
+
+    ``node_of`` lets it look for one node to empty, which may lose less than the cheapest leases anywhere.
+    Leases that already end for this claim count as given back; those that end for others count as gone to
+    these. No part of the set that is returned would do.
+    """
+    policy = policy or PreemptionPolicy()
+    leases = tuple(leases)
+    coming = [lease for lease in leases if lease.ends_for == claim.id]
+    able = [lease for lease in leases if may_take(lease, claim, now, policy, rights)]
+
+    def is_enough(some: Sequence[Lease]) -> bool:
+        return fits([*coming, *some])
+
+    if not able or is_enough(()) or not is_enough(able):
+        return None
+    found = [least_enough(order, is_enough) for order in _orders(able, node_of or {}, now)]
+    best = min(found, key=lambda some: (_loss_s(some, now), len(some), sorted(each.id for each in some)))
+    victims = sorted(best, key=lambda lease: (loss_s(lease, now), lease.id))
+    loss = _loss_s(victims, now)
+    return Preemption(
+        claim.id,
+        tuple(lease.id for lease in victims),
+        loss,
+        now + policy.grace,
+        _reason(claim, victims, loss, policy, rights),
+    )
+
+
+def may_take(
+    lease: Lease,
+    claim: Claim,
+    now: datetime,
+    policy: PreemptionPolicy,
+    rights: Rights = NO_RIGHTS,
+) -> bool:
+    """Return whether this lease may be taken back for this claim."""
+    victim = lease.claim
+    if victim is None or lease.ends_for is not None or victim.preemptions >= policy.budget:
+        return False
+    if now - lease.granted_at < policy.least_runtime or lease.claim_id in claim.preempted_by:
+        return False
+    if lease.id in rights.reclaimable:
+        return True
+    if not victim.preemptible or lease.id in rights.protected:
+        return False
+    return worth(victim, policy) + policy.least_gain < worth(claim, policy)
+
+
+def worth(claim: Claim, policy: PreemptionPolicy) -> float:
+    """Return the value of a claim, less for a backfill; without ageing."""
+    return claim.value - (policy.backfill_penalty if claim.run_type is RunType.BACKFILL else 0.0)
+
+
+def loss_s(lease: Lease, now: datetime) -> float:
+    """Return the device-seconds of work since the last checkpoint, or since the start without one."""
+    since = max(lease.granted_at, lease.checkpoint_at or lease.granted_at)
+    devices = len(lease.devices) * lease.request.milli / WHOLE_DEVICE
+    return devices * max(0.0, (now - since).total_seconds())
+
+
+def after_preemption(claim: Claim, by: ClaimId) -> Claim:
+    """Return the claim with which preempted work asks again: its budget is its own, apart from retries."""
+    return replace(claim, preemptions=claim.preemptions + 1, preempted_by=claim.preempted_by | {by})
+
+
+def fits_without(capacity: Capacity, request: GpuRequest, devices: BoolArray) -> Fits:
+    """Return the test on what the claim sees as free, its own holds included; ``devices`` suit it."""
+    trial = capacity.copy()
+
+    def fits(leases: Collection[Lease]) -> bool:
+        parts = [part_of_lease(trial.layout, lease) for lease in leases]
+        for part in parts:
+            trial.give(part)
+        found = trial.fits(request, devices)
+        for part in parts:
+            trial.take(part)
+        return found
+
+    return fits
+
+
+def least_enough(order: Sequence[Lease], is_enough: Callable[[Sequence[Lease]], bool]) -> list[Lease]:
+    """Return leases that are enough together, no part of which is, preferring those that come first.
+
+    All together must be enough, and none must not. Divides and conquers (QuickXplain): about
+    k log(n / k) tests for k of n leases.
+    """
+
+    def needed(base: list[Lease], is_new: bool, some: Sequence[Lease]) -> list[Lease]:
+        if is_new and is_enough(base):
+            return []
+        if len(some) == 1:
+            return list(some)
+        half = len(some) // 2
+        first, second = some[:half], some[half:]
+        late = needed([*base, *first], True, second)
+        return needed([*base, *late], bool(late), first) + late
+
+    return needed([], False, order)
+
+
+def _orders(able: Sequence[Lease], node_of: Mapping[DeviceId, NodeName], now: datetime) -> list[list[Lease]]:
+    """Return orders of preference, each good where others are poor: by loss, for each device, by node."""
+    by_loss = sorted(able, key=lambda lease: (loss_s(lease, now), lease.id))
+    at = {lease.id: node_of.get(lease.devices[0], "") if lease.devices else "" for lease in able}
+    on_node: defaultdict[str, float] = defaultdict(float)
+    for lease in able:
+        on_node[at[lease.id]] += loss_s(lease, now)
+    return [
+        by_loss,
+        sorted(by_loss, key=lambda lease: loss_s(lease, now) / max(1, len(lease.devices))),
+        sorted(by_loss, key=lambda lease: (on_node[at[lease.id]], at[lease.id])),
+    ]
+
+
+def _loss_s(leases: Iterable[Lease], now: datetime) -> float:
+    return sum(loss_s(lease, now) for lease in leases)
+
+
+def _reason(
+    claim: Claim, victims: Sequence[Lease], loss: float, policy: PreemptionPolicy, rights: Rights
+) -> str:
+    reclaimed = sum(lease.id in rights.reclaimable for lease in victims)
+    told = f"{len(victims)} lease(s) with {sum(len(lease.devices) for lease in victims)} device(s)"
+    if reclaimed:
+        why = f"{reclaimed} borrowed from the quota of team {claim.team}"
+    else:
+        most = max(worth(lease.claim, policy) for lease in victims if lease.claim is not None)
+        why = f"worth at most {most:g} against {worth(claim, policy):g}"
+    return (
+        f"taken back for claim {claim.id}: {told}, {why}; {loss:.0f} device-seconds since the last "
+        f"checkpoints are lost; they have {policy.grace.total_seconds():g} s to write one"
+    )
