@@ -133,16 +133,26 @@ class ClaimView(BaseModel):
 
 
 class WaitBody(_Body):
-    """Long-poll: answer when one of the claims is no longer pending, or is near its turn."""
+    """Long-poll: answer when one of the claims is no longer pending, or is near its turn.
 
-    claim_ids: tuple[str, ...] = Field(max_length=10_000)
+    The first request names all claims and gets the name of a watch; further ones name the watch, the claims
+    to add and those that were heard of.
+    """
+
+    claim_ids: tuple[str, ...] = Field((), max_length=100_000)
     timeout_s: float = Field(20.0, ge=0, le=60)
     near_s: float | None = Field(None, ge=0)
+    watch: str | None = None
+    drop: tuple[str, ...] = ()
 
 
 class WaitAnswer(BaseModel):
-    """The claims that need no more waiting, and those that the broker does not know."""
+    """The claims that need no more waiting, and those that the broker does not know.
 
+    `watch` is None when the replica that answered has no such watch: name all claims again.
+    """
+
+    watch: str | None = None
     ready: list[ClaimView] = []
     unknown: list[str] = []
 

@@ -7,7 +7,6 @@ Only HTTP: neither tasks nor triggers may touch a database.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_CONN_ID = "gpu_default"
-_LONG_POLL_S = 20.0
+LONG_POLL_S = 20.0
 
 
 class GpuBrokerHook(BaseHook):
@@ -84,7 +83,7 @@ class GpuBrokerHook(BaseHook):
         """Return where a claim stands, with its lease when it is granted."""
         return self._post(f"/v1/claims/{claim_id}/collect", None, ClaimView)
 
-    def wait(self, claim_id: str, *, timeout_s: float = _LONG_POLL_S) -> ClaimView | None:
+    def wait(self, claim_id: str, *, timeout_s: float = LONG_POLL_S) -> ClaimView | None:
         """Return the claim as soon as it is no longer pending; None after `timeout_s`."""
         body = WaitBody(claim_ids=(claim_id,), timeout_s=timeout_s, near_s=None)
         answer = self._post("/v1/claims/wait", body, WaitAnswer)
@@ -133,9 +132,8 @@ class GpuBrokerHook(BaseHook):
         )
 
     # -- for triggers
-    async def wait_any(self, claim_ids: Sequence[str], *, near_s: float | None) -> WaitAnswer:
+    async def wait_any(self, body: WaitBody) -> WaitAnswer:
         """Long-poll for many claims with one request."""
-        body = WaitBody(claim_ids=tuple(claim_ids), timeout_s=_LONG_POLL_S, near_s=near_s)
         return await self._apost("/v1/claims/wait", body, WaitAnswer)
 
     async def acancel(self, claim_id: str) -> None:
@@ -226,7 +224,7 @@ def _client_options(conn_id: str, connection: Connection) -> dict[str, Any]:
     return {
         "base_url": f"{host}{API_PREFIX}",
         "headers": {"Authorization": f"Bearer {connection.password}", "Content-Type": "application/json"},
-        "timeout": httpx.Timeout(10.0, read=_LONG_POLL_S + 15.0),
+        "timeout": httpx.Timeout(10.0, read=LONG_POLL_S + 15.0),
         # A token must not travel through a proxy of the environment to a broker on this network.
         "trust_env": False,
     }

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, HTTPException, status
-from starlette.concurrency import run_in_threadpool
-
-from airflow_gpu_provider.server.auth import Identity, Role, requires
-from airflow_gpu_provider.server.claims_api import BrokerDep
+from airflow_gpu_provider.server.auth import Role
+from airflow_gpu_provider.server.program_route import Call, Forbidden, program_route
 from airflow_gpu_provider.wire import ReportAnswer, ReportBody
 
-router = APIRouter(prefix="/v1/agents")
 
-AgentDep = Annotated[Identity, Depends(requires(Role.AGENT))]
-
-
-@router.post("/report")
-async def report(body: ReportBody, agent: AgentDep, broker: BrokerDep) -> ReportAnswer:
+async def report(call: Call) -> ReportAnswer:
     """Take a report. A token that is bound to a node may report that node only."""
-    foreign = sorted(node.name for node in body.nodes if agent.node is not None and node.name != agent.node)
+    body, bound_to = await call.body(ReportBody), call.identity.node
+    foreign = sorted(node.name for node in body.nodes if bound_to is not None and node.name != bound_to)
     if foreign:
-        raise HTTPException(
-            status.HTTP_403_FORBIDDEN,
-            {
-                "reason": "foreign_node",
-                "message": f"This token speaks for node {agent.node}; it reported {', '.join(foreign)}.",
-            },
+        raise Forbidden(
+            f"This token speaks for node {bound_to}; it reported {', '.join(foreign)}.", reason="foreign_node"
         )
-    return await run_in_threadpool(broker.report, body)
+    return call.broker.report(body)
+
+
+ROUTES = [program_route("POST", "/v1/agents/report", report, Role.AGENT)]

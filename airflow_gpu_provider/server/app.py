@@ -10,11 +10,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import State
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from airflow_gpu_provider.exceptions import GpuProviderError
 from airflow_gpu_provider.server import agents_api, claims_api
 from airflow_gpu_provider.server.broker import Broker
 
@@ -42,26 +43,31 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
 
     app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
-    @app.middleware("http")
-    async def say_why_down(request: Request, call_next):
-        if getattr(app.state, "broker", None) is None:
-            # Whoever asks is not identified yet: the reason stays in the log.
-            message = "The GPU broker is not running; the log of the API server says why."
-            detail = {"reason": "broker_unavailable", "message": message}
-            return JSONResponse({"detail": detail}, status_code=503)
-        return await call_next(request)
-
-    @app.exception_handler(GpuProviderError)
-    async def teach(_request: Request, error: GpuProviderError) -> JSONResponse:
-        return JSONResponse({"detail": {"reason": error.reason, "message": error.message}}, status_code=400)
-
-    app.include_router(claims_api.router)
-    app.include_router(agents_api.router)
+    app.router.routes.extend([*claims_api.ROUTES, *agents_api.ROUTES])
     if people:
         from airflow_gpu_provider.server import ui_api
 
         app.include_router(ui_api.router)
+    app.add_middleware(SayWhyDown, state=app.state)
     return app
+
+
+class SayWhyDown:
+    """Answers 503 while the broker does not run. Plain ASGI, since it is in the path of every call."""
+
+    def __init__(self, app: ASGIApp, state: State) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or answer it."""
+        if scope["type"] != "http" or getattr(self._state, "broker", None) is not None:
+            await self._app(scope, receive, send)
+            return
+        # Whoever asks is not identified yet: the reason stays in the log.
+        message = "The GPU broker is not running; the log of the API server says why."
+        detail = {"detail": {"reason": "broker_unavailable", "message": message}}
+        await JSONResponse(detail, 503)(scope, receive, send)
 
 
 def airflow_app() -> FastAPI:

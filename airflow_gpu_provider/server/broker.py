@@ -1,41 +1,48 @@
-"""The broker of one replica: its tables, its view of the fleet, its bell and its part in the election.
+"""The broker of one replica: its tables, its view of the fleet, its desk and its part in the election.
 
-The routes are thin: what they do is a method here, so that the same broker can be driven without HTTP.
-Deciding happens in `leader`, on the thread that `start` starts.
+A request goes to the desk when this replica leads (many share one commit), else into the tables, where the
+leader finds it. The routes are thin: what they do is a method here. Deciding happens in `leader`, on the
+thread that `start` starts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
+from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.config import Settings
-from airflow_gpu_provider.server.auth import check_lease_secret, lease_secret
+from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
+from airflow_gpu_provider.server.auth import check_lease_secret
+from airflow_gpu_provider.server.board import Entry, entry_of, task_of
+from airflow_gpu_provider.server.desk import Desk, NotLeading
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.reconciler import TaskStates
+from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.wakeup import Wakeup
-from airflow_gpu_provider.store.decisions import DecisionStore
+from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.leadership import Leadership
 from airflow_gpu_provider.store.nodes import NodeStore
-from airflow_gpu_provider.store.repository import ClaimRow, Repository, StoredLease, task_key
+from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.store.turns import TurnStore
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
-    ClaimView,
-    DeviceReport,
-    DeviceView,
     LeasedDevice,
-    LeaseView,
-    NodeReport,
     ReleaseBody,
     RenewBody,
     ReportAnswer,
     ReportBody,
 )
+
+T = TypeVar("T")
 
 _SQLITE_LEADER_TTL_S = 6.0
 
@@ -60,7 +67,8 @@ class Broker:
         self.clock = clock
         self.engine = make_engine(settings.database_url())
         self.repository = Repository(self.engine)
-        self.nodes = NodeStore(self.engine)
+        self.store = TurnStore(self.engine)
+        self.watches = Watches()
         self.wakeup = Wakeup()
         self.mirror = FleetMirror(
             stale_after_s=settings.stale_after_s, forget_after_s=settings.forget_nodes_after_s
@@ -69,16 +77,22 @@ class Broker:
         ttl_s = settings.leader_ttl_s
         if self.engine.dialect.name == "sqlite":
             ttl_s = max(ttl_s, _SQLITE_LEADER_TTL_S)
-        holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
-        self.leadership = Leadership(self.engine, holder, ttl_s)
+        me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+        self.leadership = Leadership(self.engine, me, ttl_s)
+        self.nodes = NodeStore(self.engine, me)
+        self.desk = Desk(
+            settings, self.store, clock=clock, wake=self.wakeup.ring_leader, decided=self.watches.ring
+        )
         self.leader = Leader(
             settings=settings,
             leadership=self.leadership,
-            decisions=DecisionStore(self.engine),
+            desk=self.desk,
+            store=self.store,
             repository=self.repository,
             nodes=self.nodes,
             mirror=self.mirror,
             wakeup=self.wakeup,
+            watches=self.watches,
             clock=clock,
             task_states=task_states,
         )
@@ -94,115 +108,153 @@ class Broker:
         self.engine.dispose()
 
     # -- claims
-    def submit(self, body: ClaimBody) -> str:
-        """Store a claim; return its id."""
-        now = self.clock()
-        claim_id = self.repository.submit(body, now=now, usable=self._usable(now))
-        self.wakeup.ring_leader()
-        return claim_id
+    async def submit(self, body: ClaimBody, *, is_attended: bool) -> Entry:
+        """Store a claim and return it; `is_attended` when its asker waits for the grant on this request."""
+        request = Submit(body, is_attended=is_attended)
+        if body.key.try_number > 1:
+            request = await run_in_threadpool(self._retry, request)
+        return await self._ask(request, lambda: self._submit_to_tables(request))
 
-    def views(self, claim_ids: Sequence[str], *, with_lease: bool = False) -> list[ClaimView]:
-        """Return where these claims stand; `with_lease` collects the leases of the granted ones."""
-        return [self._view(row, with_lease) for row in self.repository.claims(claim_ids)]
+    async def find(self, claim_id: str) -> Entry:
+        """Return where a claim stands. Raise InvalidRequest for an unknown one."""
+        if self.desk.is_open and (entry := self.desk.board.find(claim_id)) is not None:
+            return entry
+        return await run_in_threadpool(self._read, claim_id)
 
-    def cancel(self, claim_id: str) -> bool:
-        """Withdraw a claim and whatever it holds."""
-        cancelled = self.repository.cancel(claim_id, now=self.clock())
-        self.wakeup.ring_leader()
-        self.wakeup.ring_waiters()
-        return cancelled
+    async def collect(self, claim_id: str) -> Entry:
+        """Return a claim; the TTL of its lease starts when it is granted and not yet collected."""
+        entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
+        held = entry.held
+        if held is not None and any(self.mirror.device(d) is None for d in (*held.devices, *held.spares)):
+            # The agent stopped reporting a leased device: nobody can work on it.
+            await self.cancel(claim_id, "device_gone")
+            return await self.find(claim_id)
+        return entry
+
+    async def cancel(self, claim_id: str, reason: str = "cancelled") -> bool:
+        """Withdraw a claim or end what it holds; return False when it was over already."""
+        before = self.desk.board.entries.get(claim_id)
+        try:
+            await asyncio.wrap_future(self.desk.ask(Cancel(claim_id, reason)))
+            return before is not None
+        except (NotLeading, InvalidRequest):
+            return await run_in_threadpool(
+                lambda: self.repository.cancel(claim_id, now=self.clock(), reason=reason)
+            )
 
     # -- leases
-    def renew(self, lease_id: str, body: RenewBody) -> datetime:
-        """Keep a lease. Raise IdentityRefused or LeaseLost."""
+    async def renew(self, lease_id: str, body: RenewBody) -> datetime:
+        """Keep a lease; return until when. Raise IdentityRefused or LeaseLost."""
         check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
-        return self.repository.renew(lease_id, body.epoch, now=self.clock(), ttl_s=self.settings.lease_ttl_s)
-
-    def release(self, lease_id: str, body: ReleaseBody) -> bool:
-        """Give a lease back. Raise IdentityRefused or LeaseLost."""
-        check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
-        released = self.repository.release(
-            lease_id,
-            body.epoch,
-            now=self.clock(),
-            outcome=body.outcome,
-            failed_devices=body.failed_devices,
+        try:
+            entry = await asyncio.wrap_future(self.desk.ask(Renew(lease_id, body.epoch)))
+            if entry.held is not None:
+                return entry.held.expires_at
+        except NotLeading:
+            pass  # the tables take it
+        except LeaseLost as error:
+            if error.reason != "unknown_lease":
+                raise
+        # The tables also know why a lease that is not on the board ended.
+        return await run_in_threadpool(
+            lambda: self.repository.renew(
+                lease_id, body.epoch, now=self.clock(), ttl_s=self.settings.lease_ttl_s
+            )
         )
-        self.wakeup.ring_leader()
-        return released
+
+    async def release(self, lease_id: str, body: ReleaseBody) -> bool:
+        """Give a lease back; return False when it had ended. Raise IdentityRefused or LeaseLost."""
+        check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
+        request = Release(lease_id, body.epoch, body.outcome, body.failed_devices)
+        try:
+            await asyncio.wrap_future(self.desk.ask(request))
+            return True
+        except NotLeading:
+            pass  # the tables take it
+        except LeaseLost as error:
+            if error.reason != "unknown_lease":
+                raise
+        return await run_in_threadpool(
+            lambda: self.repository.release(
+                lease_id,
+                body.epoch,
+                now=self.clock(),
+                outcome=body.outcome,
+                failed_devices=body.failed_devices,
+            )
+        )
 
     # -- agents
     def report(self, body: ReportBody) -> ReportAnswer:
         """Fold an agent's report; answer which of its devices are leased."""
-        now = self.clock()
-        if self.mirror.fold(body.nodes, now):
+        if self.mirror.fold(body.nodes, self.clock()):
             self.wakeup.ring_leader()
-        reported = {device.id for node in body.nodes for device in node.devices}
+        holders = self.holders()
         leased = [
-            LeasedDevice(id=device, lease_id=held.row.id)
-            for held, _claim in self.repository.live_leases()
-            for device in (*held.devices, *held.spares)
-            if device in reported
+            LeasedDevice(id=device.id, lease_id=lease_id)
+            for node in body.nodes
+            for device in node.devices
+            if (lease_id := holders(device.id)) is not None
         ]
         return ReportAnswer(leased=leased, report_interval_s=self.settings.report_interval_s)
 
-    def _usable(self, now: datetime) -> set[str]:
-        fleet = self.mirror.fleet(now)
-        return {d.id for n in fleet.nodes if not n.unavailable for d in n.devices if not d.unavailable}
+    def holders(self) -> Callable[[str], str | None]:
+        """Return a function from device to the live lease that holds it."""
+        if self.desk.is_open:
+            by_device = self.desk.board.by_device
 
-    def _view(self, row: ClaimRow, with_lease: bool) -> ClaimView:
-        now = self.clock()
-        lease = self._collect(row.id, now) if with_lease and row.state == ClaimState.GRANTED.value else None
-        expected_at = row.expected_at
-        return ClaimView(
-            claim_id=row.id,
-            key=task_key(row),
-            state=ClaimState(row.state),
-            reason_code=row.reason_code,
-            reason=row.reason,
-            position=row.position,
-            starts_in_s=None if expected_at is None else max(0.0, (expected_at - now).total_seconds()),
-            lease=lease,
-        )
+            def on_board(device: str) -> str | None:
+                entry = by_device.get(device)
+                return None if entry is None or entry.held is None else entry.held.lease_id
 
-    def _collect(self, claim_id: str, now: datetime) -> LeaseView | None:
-        held = self.repository.lease_of(claim_id, now=now, ttl_s=self.settings.lease_ttl_s)
-        if held is None:
-            return None
-        known = {
-            device.id: _device_view(device, stored.report)
-            for stored in self.mirror.stored(now)
-            for device in stored.report.devices
+            return on_board
+        held = {
+            device: lease.row.id
+            for lease, _claim in self.repository.live_leases()
+            for device in (*lease.devices, *lease.spares)
         }
-        if any(device not in known for device in (*held.devices, *held.spares)):
-            # The agent stopped reporting a leased device: nobody can work on it.
-            self.repository.cancel(claim_id, now=now, reason="device_gone")
-            return None
-        return self._lease_view(held, known)
+        return held.get
 
-    def _lease_view(self, held: StoredLease, known: Mapping[str, DeviceView]) -> LeaseView:
-        row = held.row
-        return LeaseView(
-            lease_id=row.id,
-            claim_id=row.claim_id,
-            epoch=row.epoch,
-            secret=lease_secret(self.signing_key, row.id, row.epoch),
-            devices=[known[d] for d in held.devices],
-            spares=[known[d] for d in held.spares],
-            match_degree=row.match_degree,
-            granted_at=row.granted_at,
-            expires_at=row.expires_at,
-            ttl_s=self.settings.lease_ttl_s,
-        )
+    def entries(self) -> list[Entry]:
+        """Return the claims that wait or hold devices, as this replica knows them."""
+        if self.desk.is_open:
+            return list(self.desk.board.entries.values())
+        waiting = [entry_of(row, None) for row in self.repository.pending()]
+        return waiting + [entry_of(row, held) for held, row in self.repository.live_leases()]
 
+    # -- through the tables
+    async def _ask(self, request: Request, otherwise: Callable[[], T]) -> Entry | T:
+        try:
+            return await asyncio.wrap_future(self.desk.ask(request))
+        except (NotLeading, InvalidRequest):
+            return await run_in_threadpool(otherwise)
 
-def _device_view(device: DeviceReport, node: NodeReport) -> DeviceView:
-    return DeviceView(
-        id=device.id,
-        node=node.name,
-        host=node.host,
-        model=device.model,
-        memory_mib=device.memory_mib,
-        tflops=device.tflops,
-        simulated=device.simulated,
-    )
+    def _retry(self, request: Submit) -> Submit:
+        """Complete the request of a later try: what failed before, and what may be taken over."""
+        key, now = request.body.key, self.clock()
+        failed = self.store.failed_devices([task_of(key)]).get(task_of(key), set())
+        usable = {
+            d.id
+            for n in self.mirror.fleet(now).nodes
+            if not n.unavailable
+            for d in n.devices
+            if not d.unavailable
+        }
+        return Submit(request.body, frozenset(usable), frozenset(failed), request.is_attended)
+
+    def _submit_to_tables(self, request: Submit) -> Entry:
+        claim_id = self.repository.submit(request.body, now=self.clock(), usable=request.usable)
+        return self._read(claim_id)
+
+    def _collect_from_tables(self, claim_id: str) -> Entry:
+        self.repository.lease_of(claim_id, now=self.clock(), ttl_s=self.settings.lease_ttl_s)
+        return self._read(claim_id)
+
+    def _read(self, claim_id: str) -> Entry:
+        found = self.repository.claims([claim_id])
+        if not found:
+            raise InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
+        held = None
+        if found[0].state == ClaimState.GRANTED.value:
+            held = next((lease for lease, _ in self.repository.live_leases([claim_id])), None)
+        return entry_of(found[0], held)

@@ -3,147 +3,154 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import time
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, status
 from starlette.concurrency import run_in_threadpool
 
-from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, LeaseLost
 from airflow_gpu_provider.server import views
-from airflow_gpu_provider.server.auth import Role, requires
+from airflow_gpu_provider.server.auth import Role
+from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.program_route import Answer, Call, program_route
+from airflow_gpu_provider.server.watches import Watch
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
     ClaimView,
-    LeaseRow,
-    NodeRow,
-    QueueRow,
     ReleaseBody,
     RenewAnswer,
     RenewBody,
-    Status,
     WaitAnswer,
     WaitBody,
 )
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(requires(Role.TASK))])
-
-_LOOK_AGAIN_S = 0.25  # another replica may have decided: its bell does not ring here
-
-
-def broker_of(request: Request) -> Broker:
-    """Return the broker of this app."""
-    broker: Broker = request.app.state.broker
-    return broker
+_LOOK_AGAIN_S = 0.25  # where another replica decides, its bell does not ring here
+_LONGEST_WAIT_S = 30.0
 
 
-BrokerDep = Annotated[Broker, Depends(broker_of)]
+async def submit(call: Call) -> ClaimView:
+    """Ask for devices; answer at once, or within `wait_s` when that is enough to get them."""
+    broker, wait_s = call.broker, call.seconds("wait_s", most=_LONGEST_WAIT_S)
+    entry = await broker.submit(await call.body(ClaimBody), is_attended=wait_s > 0)
+    try:
+        if wait_s > 0 and entry.state is ClaimState.PENDING:
+            watch = broker.watches.begin(None)
+            try:
+                await _until_ready(broker, watch, (entry.claim_id,), wait_s)
+            finally:
+                broker.watches.end(watch)
+            entry = await broker.find(entry.claim_id)
+    finally:
+        broker.desk.attended.discard(entry.claim_id)
+    if entry.state is ClaimState.GRANTED and (entry.held is None or not entry.held.collected):
+        entry = await broker.collect(entry.claim_id)
+    return views.claim_view(broker, entry, with_lease=True)
 
 
-@router.post("/claims")
-async def submit(
-    body: ClaimBody, broker: BrokerDep, wait_s: Annotated[float, Query(ge=0, le=30)] = 0.0
-) -> ClaimView:
-    """Ask for devices; answer at once, or within `wait_s` when that is enough to decide."""
-    claim_id = await run_in_threadpool(broker.submit, body)
-    await _until_changed(broker, (claim_id,), wait_s, None)
-    return await _one(broker, claim_id)
-
-
-@router.post("/claims/{claim_id}/collect")
-async def collect(claim_id: str, broker: BrokerDep) -> ClaimView:
+async def collect(call: Call) -> ClaimView:
     """Return where a claim stands; a granted one comes with its lease, whose TTL starts now."""
-    return await _one(broker, claim_id)
+    entry = await call.broker.collect(call.path("claim_id"))
+    return views.claim_view(call.broker, entry, with_lease=True)
 
 
-@router.post("/claims/wait")
-async def wait(body: WaitBody, broker: BrokerDep) -> WaitAnswer:
+async def wait(call: Call) -> WaitAnswer:
     """Answer as soon as one of the claims is no longer pending, near its turn, or not known at all."""
-    return await _until_changed(broker, body.claim_ids, body.timeout_s, body.near_s)
+    broker, body = call.broker, await call.body(WaitBody)
+    watch = broker.watches.find(body.watch) if body.watch else broker.watches.begin(body.near_s)
+    if watch is None:
+        return WaitAnswer(watch=None)
+    broker.watches.drop(watch, body.drop)
+    unknown = await _until_ready(broker, watch, body.claim_ids, body.timeout_s)
+    ready = [await broker.find(claim_id) for claim_id in sorted(watch.ready)]
+    if unknown:
+        broker.watches.drop(watch, unknown)
+    return WaitAnswer(
+        watch=watch.name,
+        ready=[views.claim_view(broker, entry, with_lease=False) for entry in ready],
+        unknown=sorted(unknown),
+    )
 
 
-@router.post("/claims/{claim_id}/cancel")
-async def cancel(claim_id: str, broker: BrokerDep) -> dict[str, bool]:
+async def cancel(call: Call) -> dict[str, bool]:
     """Withdraw a claim; the lease of a granted one ends. May be repeated."""
-    return {"cancelled": await run_in_threadpool(broker.cancel, claim_id)}
+    return {"cancelled": await call.broker.cancel(call.path("claim_id"))}
 
 
-@router.post("/leases/{lease_id}/renew")
-async def renew(lease_id: str, body: RenewBody, broker: BrokerDep) -> RenewAnswer:
+async def renew(call: Call) -> RenewAnswer:
     """Keep a lease for another TTL."""
-    try:
-        return RenewAnswer(expires_at=await run_in_threadpool(broker.renew, lease_id, body))
-    except (IdentityRefused, LeaseLost) as error:
-        raise _refused(error) from None
+    expires_at = await call.broker.renew(call.path("lease_id"), await call.body(RenewBody))
+    return RenewAnswer(expires_at=expires_at)
 
 
-@router.post("/leases/{lease_id}/release")
-async def release(lease_id: str, body: ReleaseBody, broker: BrokerDep) -> dict[str, bool]:
+async def release(call: Call) -> dict[str, bool]:
     """Give a lease back. May be repeated."""
-    try:
-        return {"released": await run_in_threadpool(broker.release, lease_id, body)}
-    except (IdentityRefused, LeaseLost) as error:
-        raise _refused(error) from None
+    return {"released": await call.broker.release(call.path("lease_id"), await call.body(ReleaseBody))}
 
 
-@router.get("/status")
-async def show_status(broker: BrokerDep) -> Status:
-    """Return the figures that the connection's Test button shows."""
-    return await run_in_threadpool(views.status, broker)
+async def _status(call: Call) -> Answer:
+    return await run_in_threadpool(views.status, call.broker)
 
 
-@router.get("/nodes")
-async def show_nodes(broker: BrokerDep) -> list[NodeRow]:
-    """Return all nodes with their devices."""
-    return await run_in_threadpool(views.nodes, broker)
+async def _nodes(call: Call) -> Answer:
+    return await run_in_threadpool(views.nodes, call.broker)
 
 
-@router.get("/queue")
-async def show_queue(broker: BrokerDep) -> list[QueueRow]:
-    """Return the pending claims, next first."""
-    return await run_in_threadpool(views.queue, broker)
+async def _queue(call: Call) -> Answer:
+    return await run_in_threadpool(views.queue, call.broker)
 
 
-@router.get("/leases")
-async def show_leases(broker: BrokerDep) -> list[LeaseRow]:
-    """Return the live leases."""
-    return await run_in_threadpool(views.leases, broker)
+async def _leases(call: Call) -> Answer:
+    return await run_in_threadpool(views.leases, call.broker)
 
 
-async def _one(broker: Broker, claim_id: str) -> ClaimView:
-    found = await run_in_threadpool(lambda: broker.views([claim_id], with_lease=True))
-    if not found:
-        raise HTTPException(
-            status.HTTP_404_NOT_FOUND,
-            {"reason": "unknown_claim", "message": f"The broker knows no claim {claim_id}."},
-        )
-    return found[0]
+async def _until_ready(broker: Broker, watch: Watch, added: tuple[str, ...], timeout_s: float) -> set[str]:
+    """Wait for a watch's claims and the added ones; return those that nobody knows."""
+    broker.watches.add(watch, added)
+    unknown = await _look(broker, watch, added)
+    deadline = time.monotonic() + timeout_s
+    while not watch.ready and not unknown and (left_s := deadline - time.monotonic()) > 0:
+        if broker.desk.is_open:
+            # The board's own changes ring; a change of leader is seen after a while.
+            await watch.wait(min(left_s, 1.0))
+        else:
+            await asyncio.sleep(min(left_s, _LOOK_AGAIN_S))
+            unknown = await _look(broker, watch, tuple(watch.claim_ids))
+    return unknown
 
 
-async def _until_changed(
-    broker: Broker, claim_ids: tuple[str, ...], timeout_s: float, near_s: float | None
-) -> WaitAnswer:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    with broker.wakeup.listen() as bell:
-        while True:
-            found = await run_in_threadpool(broker.views, claim_ids)
-            # Said at once: a claim that does not exist would be waited for until the end of time.
-            unknown = sorted(set(claim_ids) - {view.claim_id for view in found})
-            ready = [view for view in found if _is_ready(view, near_s)]
-            left_s = deadline - loop.time()
-            if ready or unknown or left_s <= 0:
-                return WaitAnswer(ready=ready, unknown=unknown)
-            await bell.wait(min(left_s, _LOOK_AGAIN_S))
+async def _look(broker: Broker, watch: Watch, claim_ids: tuple[str, ...]) -> set[str]:
+    """Note which claims need no more waiting, since they were decided before they were watched."""
+    board, elsewhere = broker.desk.board, []
+    for claim_id in claim_ids:
+        entry = board.find(claim_id) if broker.desk.is_open else None
+        if entry is None:
+            elsewhere.append(claim_id)
+        elif _is_ready(broker, entry, watch):
+            watch.ready.add(claim_id)
+    if not elsewhere:
+        return set()
+    found = await run_in_threadpool(lambda: views.entries_of(broker, elsewhere))
+    watch.ready.update(entry.claim_id for entry in found if _is_ready(broker, entry, watch))
+    return set(elsewhere) - {entry.claim_id for entry in found}
 
 
-def _is_ready(view: ClaimView, near_s: float | None) -> bool:
-    if view.state is not ClaimState.PENDING:
+def _is_ready(broker: Broker, entry: Entry, watch: Watch) -> bool:
+    if entry.state is not ClaimState.PENDING:
         return True
-    return near_s is not None and view.starts_in_s is not None and view.starts_in_s <= near_s
+    if watch.near_s is None or entry.expected_at is None:
+        return False
+    return (entry.expected_at - broker.clock()).total_seconds() <= watch.near_s
 
 
-def _refused(error: GpuProviderError) -> HTTPException:
-    code = status.HTTP_403_FORBIDDEN if isinstance(error, IdentityRefused) else status.HTTP_409_CONFLICT
-    return HTTPException(code, {"reason": error.reason, "message": error.message})
+ROUTES = [
+    program_route("POST", "/v1/claims", submit, Role.TASK),
+    program_route("POST", "/v1/claims/wait", wait, Role.TASK),
+    program_route("POST", "/v1/claims/{claim_id}/collect", collect, Role.TASK),
+    program_route("POST", "/v1/claims/{claim_id}/cancel", cancel, Role.TASK),
+    program_route("POST", "/v1/leases/{lease_id}/renew", renew, Role.TASK),
+    program_route("POST", "/v1/leases/{lease_id}/release", release, Role.TASK),
+    program_route("GET", "/v1/status", _status, Role.TASK),
+    program_route("GET", "/v1/nodes", _nodes, Role.TASK),
+    program_route("GET", "/v1/queue", _queue, Role.TASK),
+    program_route("GET", "/v1/leases", _leases, Role.TASK),
+]

@@ -8,7 +8,8 @@ is *stale*: still part of the fleet, but none of its devices is offered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
@@ -18,6 +19,18 @@ from airflow_gpu_provider.wire import DeviceReport, NodeReport
 _REFRESH_S = 3.0
 
 
+@dataclass(slots=True)
+class _Known:
+    """A node with what was derived from its newest report."""
+
+    stored: StoredNode
+    facts: tuple[object, ...]
+    node: Node
+    is_stale: bool = False
+    saved_facts: tuple[object, ...] | None = None
+    saved_at: datetime | None = None
+
+
 class FleetMirror:
     """Newest reports by node. Thread-safe."""
 
@@ -25,84 +38,125 @@ class FleetMirror:
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
         self._lock = threading.Lock()
-        self._nodes: dict[str, StoredNode] = {}
-        self._saved: dict[str, StoredNode] = {}
+        self._known: dict[str, _Known] = {}
+        #: grows whenever what can be placed may have changed
+        self.version = 0
 
     def fold(self, reports: Iterable[NodeReport], now: datetime) -> bool:
         """Take reports of an agent; return True when what can be placed may have changed."""
-        changed = False
+        before = self.version
         with self._lock:
             for report in reports:
-                before = self._nodes.get(report.name)
-                changed |= (
-                    before is None or self._is_stale(before, now) or _facts(before.report) != _facts(report)
-                )
-                self._nodes[report.name] = StoredNode(report, now)
-        return changed
+                self._take(StoredNode(report, now), now)
+        return self.version != before
 
     def merge(self, stored: Iterable[StoredNode]) -> None:
         """Take what other replicas stored, where it is newer than what is known here."""
         with self._lock:
             for node in stored:
-                known = self._nodes.get(node.report.name)
-                if known is None or known.reported_at < node.reported_at:
-                    self._nodes[node.report.name] = node
-                    self._saved[node.report.name] = node
+                known = self._known.get(node.report.name)
+                if known is None or known.stored.reported_at < node.reported_at:
+                    taken = self._take(node, node.reported_at)
+                    taken.saved_facts, taken.saved_at = taken.facts, node.reported_at
 
-    def unsaved(self) -> list[StoredNode]:
-        """Return the nodes that the database should hear of."""
+    def age(self, now: datetime) -> None:
+        """See which nodes became stale, and drop those that left for good."""
         with self._lock:
-            return [node for name, node in self._nodes.items() if self._is_due(self._saved.get(name), node)]
+            for name, known in list(self._known.items()):
+                age_s = (now - known.stored.reported_at).total_seconds()
+                if age_s > self._forget_after_s:
+                    del self._known[name]
+                    self.version += 1
+                elif (age_s > self._stale_after_s) != known.is_stale:
+                    known.is_stale = not known.is_stale
+                    known.node = replace(known.node, unavailable=self._stale_reason(known.is_stale))
+                    self.version += 1
 
-    def mark_saved(self, nodes: Iterable[StoredNode]) -> None:
+    def unsaved(self) -> tuple[list[StoredNode], list[str]]:
+        """Return the nodes that the database should hear of, and those that only are still alive."""
+        changed, alive = [], []
+        with self._lock:
+            for name, known in self._known.items():
+                if known.saved_facts != known.facts:
+                    changed.append(known.stored)
+                elif known.saved_at is None or _seconds(known.saved_at, known.stored) >= _REFRESH_S:
+                    alive.append(name)
+        return changed, alive
+
+    def mark_saved(self, changed: Iterable[StoredNode], alive: Iterable[str]) -> None:
         """Remember what the database has."""
         with self._lock:
-            for node in nodes:
-                self._saved[node.report.name] = node
+            for stored in changed:
+                known = self._known.get(stored.report.name)
+                if known is not None:
+                    known.saved_facts, known.saved_at = _facts(stored.report), stored.reported_at
+            for name in alive:
+                known = self._known.get(name)
+                if known is not None:
+                    known.saved_at = known.stored.reported_at
 
-    def stored(self, now: datetime) -> list[StoredNode]:
-        """Return all nodes of the fleet by name, after dropping those that left for good."""
+    def stored(self) -> list[StoredNode]:
+        """Return the newest report of every node, by name."""
         with self._lock:
-            for name in [n for n, s in self._nodes.items() if self._age_s(s, now) > self._forget_after_s]:
-                del self._nodes[name]
-                self._saved.pop(name, None)
-            return [self._nodes[name] for name in sorted(self._nodes)]
+            return [self._known[name].stored for name in sorted(self._known)]
 
     def fleet(self, now: datetime) -> Fleet:
         """Return the core's value of the fleet as it is now."""
-        return Fleet(tuple(self._to_node(stored, now) for stored in self.stored(now)))
+        self.age(now)
+        with self._lock:
+            return Fleet(tuple(self._known[name].node for name in sorted(self._known)))
 
     def stale_reason(self, stored: StoredNode, now: datetime) -> str | None:
         """Return why the node's devices are not offered, None when its report is fresh."""
-        if not self._is_stale(stored, now):
-            return None
-        # Without the age: the sentence becomes part of reasons that are written only where they change.
-        return f"no report for more than {self._stale_after_s:g} s"
+        return self._stale_reason((now - stored.reported_at).total_seconds() > self._stale_after_s)
 
-    def _to_node(self, stored: StoredNode, now: datetime) -> Node:
+    def device(self, device_id: str) -> tuple[DeviceReport, NodeReport] | None:
+        """Return a device and its node, None when no node reports it."""
+        if self._devices_version != self.version:
+            with self._lock:
+                self._devices_version = self.version
+                self._devices = {
+                    device.id: (device, known.stored.report)
+                    for known in self._known.values()
+                    for device in known.stored.report.devices
+                }
+        return self._devices.get(device_id)
+
+    _devices_version = -1
+    _devices: Mapping[str, tuple[DeviceReport, NodeReport]] = {}
+
+    def _take(self, stored: StoredNode, now: datetime) -> _Known:
         report = stored.report
-        return Node(
-            name=NodeName(report.name),
-            host=report.host,
-            cpu_cores=report.cpu_cores,
-            memory_mib=report.memory_mib,
-            devices=tuple(_to_device(device, report.name) for device in report.devices),
-            load=report.load,
-            unavailable=self.stale_reason(stored, now),
-            labels=report.labels,
-        )
+        known, facts = self._known.get(report.name), _facts(report)
+        if known is not None and known.facts == facts and not known.is_stale:
+            known.stored = stored
+            return known
+        self.version += 1
+        fresh = _Known(stored, facts, _to_node(report))
+        if known is not None:
+            fresh.saved_facts, fresh.saved_at = known.saved_facts, known.saved_at
+        self._known[report.name] = fresh
+        return fresh
 
-    def _age_s(self, stored: StoredNode, now: datetime) -> float:
-        return (now - stored.reported_at).total_seconds()
+    def _stale_reason(self, is_stale: bool) -> str | None:
+        # Without the age: the sentence becomes part of reasons that are written only where they change.
+        return f"no report for more than {self._stale_after_s:g} s" if is_stale else None
 
-    def _is_stale(self, stored: StoredNode, now: datetime) -> bool:
-        return self._age_s(stored, now) > self._stale_after_s
 
-    @staticmethod
-    def _is_due(saved: StoredNode | None, node: StoredNode) -> bool:
-        if saved is None or _facts(saved.report) != _facts(node.report):
-            return True
-        return (node.reported_at - saved.reported_at).total_seconds() >= _REFRESH_S
+def _seconds(earlier: datetime, stored: StoredNode) -> float:
+    return (stored.reported_at - earlier).total_seconds()
+
+
+def _to_node(report: NodeReport) -> Node:
+    return Node(
+        name=NodeName(report.name),
+        host=report.host,
+        cpu_cores=report.cpu_cores,
+        memory_mib=report.memory_mib,
+        devices=tuple(_to_device(device, report.name) for device in report.devices),
+        load=report.load,
+        labels=report.labels,
+    )
 
 
 def unavailable_reason(device: DeviceReport) -> str | None:

@@ -1,8 +1,9 @@
-"""The leader's loop: elected, it reads a snapshot, decides, and writes the decisions in one transaction.
+"""The leader's loop: elected, it serves the desk turn after turn from what it keeps in memory.
 
-Every replica runs this thread; only the elected one decides. It wakes when something changed (submit,
-release, report) and looks by itself at least every `_LOOK_S`, which bounds what a missed wake-up costs. An
-error in a cycle is logged and the next cycle starts from the tables again: the loop itself never ends.
+Every replica runs this thread; only the elected one decides. It wakes when something is asked or reported
+and looks by itself every `_LOOK_S`, which bounds what a missed wake-up costs. What other replicas wrote
+reaches it as events in the tables. Whenever the tables are not what it thought, it loads them again; the
+loop itself never ends.
 """
 
 from __future__ import annotations
@@ -10,26 +11,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from airflow_gpu_provider.broker.cycle import decide
-from airflow_gpu_provider.broker.model import DeviceId, Snapshot
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
+from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.fleet import FleetMirror
-from airflow_gpu_provider.server.reconciler import TaskStates, reconcile
+from airflow_gpu_provider.server.reconciler import TaskStates, why_over
+from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.wakeup import Wakeup
-from airflow_gpu_provider.store.decisions import DecisionStore
+from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.store.turns import Overtaken, TurnStore
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
-_UPKEEP_S = 1.0  # reports to the database, leases against task states
+_LOOK_S = 0.1
+_UPKEEP_S = 1.0  # reports to the database, claims against task states, where claims stand
+_STANDINGS = 200  # claims whose position and expected start are worked out every second
+_OVERLAP_S = 10.0  # between two looks at others' nodes: their clocks and commits may be late
+_MIX = 1000  # requests that the cost of fragmentation is computed over
 
 
 class Leader(threading.Thread):
@@ -40,28 +49,34 @@ class Leader(threading.Thread):
         *,
         settings: Settings,
         leadership: Leadership,
-        decisions: DecisionStore,
+        desk: Desk,
+        store: TurnStore,
         repository: Repository,
         nodes: NodeStore,
         mirror: FleetMirror,
         wakeup: Wakeup,
+        watches: Watches,
         clock: Callable[[], datetime],
         task_states: TaskStates | None,
     ) -> None:
         super().__init__(name="gpu-broker-leader", daemon=True)
         self._settings = settings
         self._leadership = leadership
-        self._decisions = decisions
+        self._desk = desk
+        self._store = store
         self._repository = repository
         self._nodes = nodes
         self._mirror = mirror
         self._wakeup = wakeup
+        self._watches = watches
         self._clock = clock
         self._task_states = task_states
         self._stopping = threading.Event()
         self._term: Term | None = None
-        self._next_heartbeat = 0.0
-        self._next_upkeep = 0.0
+        self._recent: deque[GpuRequest] = deque(maxlen=_MIX)
+        self._fleet_version = -1
+        self._nodes_seen_at: datetime | None = None
+        self._next_heartbeat = self._next_upkeep = 0.0
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and resign."""
@@ -74,75 +89,167 @@ class Leader(threading.Thread):
         """Loop until `stop`."""
         while not self._stopping.is_set():
             try:
-                self._turn()
+                self._step()
             except StaleTerm as error:
                 log.warning("No longer leading: %s", error)
-                self._term, self._next_heartbeat = None, 0.0
-            except IntegrityError as error:
-                # A device of a placement was leased by another transaction: decide again on a new snapshot.
-                log.warning("A placement was overtaken, deciding again: %s", error.orig)
-                self._wakeup.ring_leader()
+                self._follow()
+            except (Overtaken, IntegrityError) as error:
+                log.info("Loading the tables again: %s", error)
+                self._load_if_leading()
             except SQLAlchemyError:
                 log.exception("The broker's database failed; trying again")
-                self._stopping.wait(1.0)
+                self._follow()
+                self._stopping.wait(0.5)
             except Exception:
-                log.exception("A cycle failed; the next one starts from the tables")
-                self._stopping.wait(1.0)
-            self._wakeup.wait_for_work(_LOOK_S)
+                log.exception("A turn failed; the next one starts from the tables")
+                self._follow()
+                self._stopping.wait(0.5)
+        self._desk.close()
         if self._term is not None:
             self._leadership.resign(self._term)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
+        self._wakeup.wait_for_work(_LOOK_S)
         self._keep_lead()
+        if self._term is not None:
+            if not self._desk.is_open:
+                self._load()
+            self._take_events()
+            self._see_fleet()
+            if self._desk.turn(self._term):
+                self._wakeup.ring_leader()  # what was postponed, or can start now
         if time.monotonic() >= self._next_upkeep:
             self._next_upkeep = time.monotonic() + _UPKEEP_S
             self._upkeep()
-        if self._term is not None:
-            self.cycle(self._term)
 
+    # -- leading
     def _keep_lead(self) -> None:
         if time.monotonic() < self._next_heartbeat:
             return
         # A third of the TTL: two heartbeats may be late before another replica takes over.
         self._next_heartbeat = time.monotonic() + self._leadership.ttl_s / 3
         term = self._leadership.acquire()
-        if term is not None and (self._term is None or term.number != self._term.number):
-            log.info("Leading in term %d as %s", term.number, term.holder)
+        if term == self._term:
+            return
+        self._desk.close()
         self._term = term
+        if term is not None:
+            log.info("Leading in term %d as %s", term.number, term.holder)
 
+    def _follow(self) -> None:
+        self._desk.close()
+        self._term, self._next_heartbeat = None, 0.0
+
+    def _load_if_leading(self) -> None:
+        try:
+            if self._term is not None:
+                self._load()
+        except SQLAlchemyError:
+            log.exception("The broker's database failed; trying again")
+            self._follow()
+
+    def _load(self) -> None:
+        """Take the board and the engine from the tables."""
+        self._store.take_events()  # what they tell is in the tables by now
+        now = self._clock()
+        self._mirror.merge(self._nodes.load())
+        board = Board(decided=self._desk.board.decided, decided_keys=self._desk.board.decided_keys)
+        for row in self._repository.pending():
+            board.add(entry_of(row, None))
+        for held, row in self._repository.live_leases():
+            board.add(entry_of(row, held))
+        for entry in self._known_again(board):
+            board.remember(entry)
+        self._fleet_version = self._mirror.version
+        fleet = self._mirror.fleet(now)
+        entries = list(board.entries.values())
+        engine = Engine(
+            self._settings.cycle_policy(),
+            fleet,
+            [entry.lease() for entry in entries if entry.held is not None],
+            [entry.claim() for entry in entries if entry.held is None],
+            tuple(self._recent),
+        )
+        self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
+        self._desk.open(board, engine)
+        self._watches.ring([i for i in self._watches.all_claims() if i not in board.entries])
+        self._wakeup.ring_leader()
+
+    def _known_again(self, board: Board) -> Iterator[Entry]:
+        """Yield the decided claims that queued requests ask for once more."""
+        ids = self._store.ids_of(self._desk.submitted_keys())
+        missing = [claim_id for claim_id in ids.values() if claim_id not in board.entries]
+        for row in self._repository.claims(missing):
+            yield entry_of(row, None)
+
+    def _take_events(self) -> None:
+        """Learn what other replicas wrote into the tables."""
+        changed = self._store.take_events()
+        if not changed:
+            return
+        held = {claim.id: lease for lease, claim in self._repository.live_leases(changed)}
+        for row in self._repository.claims(changed):
+            sync(self._desk, entry_of(row, held.get(row.id)))
+
+    def _see_fleet(self) -> None:
+        if self._mirror.version == self._fleet_version or self._desk.engine is None:
+            return
+        self._fleet_version = self._mirror.version
+        now = self._clock()
+        fleet = self._mirror.fleet(now)
+        self._desk.engine.set_fleet(fleet, now)
+        self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
+
+    # -- once a second
     def _upkeep(self) -> None:
         now = self._clock()
-        due = self._mirror.unsaved()
-        self._nodes.save(due)
-        self._mirror.mark_saved(due)
-        self._mirror.merge(self._nodes.load())
+        changed, alive = self._mirror.unsaved()
+        self._nodes.save(changed)
+        self._nodes.touch(alive, now)
+        self._mirror.mark_saved(changed, alive)
+        self._mirror.merge(self._nodes.load_others(self._nodes_seen_at))
+        self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
+        self._mirror.age(now)
         if self._term is None:
             return
         self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
-        if self._task_states is not None and reconcile(self._repository, self._task_states, now):
-            self._wakeup.ring_waiters()
+        self._reconcile()
+        self._tell_standings(now)
 
-    def cycle(self, term: Term) -> None:
-        """Decide once on the present tables."""
-        now = self._clock()
-        leases, claims = self._decisions.load()
-        if not claims and not any(lease.expires_at <= now for lease in leases):
+    def _reconcile(self) -> None:
+        """Ask the desk to end what Airflow says is over."""
+        entries = [e for e in self._desk.board.entries.values() if e.body.ti_id]
+        if self._task_states is None or not entries:
             return
-        fleet = self._mirror.fleet(now)
-        decisions = decide(Snapshot(fleet, leases, claims), now, self._settings.cycle_policy())
-        node_of: dict[DeviceId, str] = {d.id: n.name for n in fleet.nodes for d in n.devices}
-        written = self._decisions.write(
-            term,
-            decisions,
-            now=now,
-            collect_within_s=self._settings.collect_within_s,
-            node_of=node_of,
+        states = self._task_states({task_of(entry.body.key) for entry in entries})
+        for entry in entries:
+            reason = why_over(entry.body.key, states.get(task_of(entry.body.key)))
+            if reason:
+                log.info("Ending claim %s of %s: %s", entry.claim_id, entry.body.key.task_id, reason)
+                self._desk.ask(Cancel(entry.claim_id, reason))
+
+    def _tell_standings(self, now: datetime) -> None:
+        """Work out where the next claims stand, for people and for those who wake before their turn."""
+        engine, board = self._desk.engine, self._desk.board
+        if engine is None:
+            return
+        changed = []
+        for waiting in engine.waiting(now, limit=_STANDINGS):
+            entry = board.entries.get(waiting.claim_id)
+            if entry is None or entry.held is not None:
+                continue
+            starts = waiting.starts_in_s
+            expected_at = None if starts is None else now + timedelta(seconds=starts)
+            if entry.note(waiting.position, waiting.reason, expected_at):
+                changed.append(entry)
+        self._store.note_waiting([entry.note_row() for entry in changed])
+        self._watches.ring_near(
+            lambda claim_id: _starts_in_s(board, claim_id, now), [e.claim_id for e in changed]
         )
-        for placement in decisions.placements:
-            log.info("Granted claim %s: %s", placement.claim_id, ", ".join(placement.devices))
-        for rejection in decisions.rejections:
-            log.info("Rejected claim %s: %s", rejection.claim_id, rejection.reason.text)
-        for lease_id in written.ended:
-            log.warning("Lease %s expired: its holder stopped renewing", lease_id)
-        if written or decisions.waiting:
-            self._wakeup.ring_waiters()
+
+
+def _starts_in_s(board: Board, claim_id: str, now: datetime) -> float | None:
+    entry = board.entries.get(claim_id)
+    if entry is None or entry.expected_at is None:
+        return None
+    return (entry.expected_at - now).total_seconds()

@@ -7,15 +7,11 @@ with the state of its task instance, and ends those whose try is over.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
-from airflow_gpu_provider.store.repository import ClaimRow, Repository, task_key
+from airflow_gpu_provider.server.board import TaskId
 from airflow_gpu_provider.wire import TaskKey
-
-log = logging.getLogger(__name__)
 
 # "scheduled" and "queued": a deferred task passes through them on its way back to a worker
 _ALIVE = frozenset({"running", "deferred", "scheduled", "queued", "restarting", "awaiting_input"})
@@ -29,14 +25,7 @@ class TaskState:
     try_number: int
 
 
-#: (dag_id, run_id, task_id, map_index)
-TaskId = tuple[str, str, str, int]
 TaskStates = Callable[[Iterable[TaskId]], Mapping[TaskId, TaskState]]
-
-
-def task_id(key: TaskKey) -> TaskId:
-    """Return the task instance that a try belongs to."""
-    return key.dag_id, key.run_id, key.task_id, key.map_index
 
 
 def why_over(key: TaskKey, state: TaskState | None) -> str | None:
@@ -48,31 +37,6 @@ def why_over(key: TaskKey, state: TaskState | None) -> str | None:
     if state.state not in _ALIVE:
         return f"task_{state.state or 'cleared'}"
     return None
-
-
-def reconcile(repository: Repository, task_states: TaskStates, now: datetime) -> int:
-    """End claims and leases whose task try is over; return how many. Claims without a task are left alone."""
-    # Pending first: a claim that is granted between the two looks is then seen twice, not missed.
-    rows: list[ClaimRow] = [claim for claim in repository.pending() if claim.ti_id]
-    rows += [claim for _lease, claim in repository.live_leases() if claim.ti_id]
-    if not rows:
-        return 0
-    states = task_states({task_id(task_key(row)) for row in rows})
-    ended = 0
-    for row in rows:
-        key = task_key(row)
-        reason = why_over(key, states.get(task_id(key)))
-        if reason and repository.cancel(row.id, now=now, reason=reason):
-            log.info(
-                "Ended claim %s of %s.%s (try %d): %s",
-                row.id,
-                key.dag_id,
-                key.task_id,
-                key.try_number,
-                reason,
-            )
-            ended += 1
-    return ended
 
 
 def airflow_task_states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.server import views
-from airflow_gpu_provider.server.claims_api import BrokerDep
+from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow, Status
 
 router = APIRouter(prefix="/ui", dependencies=[Depends(requires_access_view(AccessView.CLUSTER_ACTIVITY))])
+
+
+def _broker(request: Request) -> Broker:
+    broker: Broker = request.app.state.broker
+    return broker
+
+
+BrokerDep = Annotated[Broker, Depends(_broker)]
 
 
 @router.get("/status")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.broker.model import RunType
+from airflow_gpu_provider.broker.reasons import asked
+from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.server.auth import lease_secret
+from airflow_gpu_provider.server.board import Entry, HeldDevices, entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
-from airflow_gpu_provider.store.repository import task_key
 from airflow_gpu_provider.wire import (
+    ClaimState,
+    ClaimView,
     DeviceReport,
     DeviceRow,
+    DeviceView,
     LeaseRow,
+    LeaseView,
     NodeRow,
     QueueRow,
-    RequestBody,
     Status,
     TaskKey,
 )
@@ -25,30 +33,71 @@ def task_name(key: TaskKey) -> str:
     return f"{key.dag_id}.{key.task_id}{index} {key.run_id} try {key.try_number}"
 
 
-def asked(request: RequestBody) -> str:
-    """Return a request in a few words, e.g. `2 x A100 >= 35 TFLOPS, 8.0 GiB each`."""
-    words = f"{request.gpus} x {'|'.join(request.models) or 'any GPU'}"
-    if request.min_tflops:
-        words += f" {'>=' if request.strict else '~'} {request.min_tflops:g} TFLOPS"
-    if request.memory_mib:
-        words += f", {request.memory_mib / 1024:.1f} GiB each"
-    if request.host:
-        words += f" on {request.host}"
-    if request.spares:
-        words += f", {request.spares} spare"
-    return words
+def claim_view(broker: Broker, entry: Entry, *, with_lease: bool) -> ClaimView:
+    """Return where a claim stands; `with_lease` only for its holder, since a lease carries its secret."""
+    starts_in_s = None
+    if entry.expected_at is not None:
+        starts_in_s = max(0.0, (entry.expected_at - broker.clock()).total_seconds())
+    held = entry.held
+    return ClaimView(
+        claim_id=entry.claim_id,
+        key=entry.body.key,
+        state=entry.state,
+        reason_code=entry.reason_code,
+        reason=entry.reason,
+        position=entry.position,
+        starts_in_s=starts_in_s,
+        lease=_lease_view(broker, entry.claim_id, held) if with_lease and held is not None else None,
+    )
+
+
+def _lease_view(broker: Broker, claim_id: str, held: HeldDevices) -> LeaseView:
+    return LeaseView(
+        lease_id=held.lease_id,
+        claim_id=claim_id,
+        epoch=held.epoch,
+        secret=lease_secret(broker.signing_key, held.lease_id, held.epoch),
+        devices=[_device_view(broker, device) for device in held.devices],
+        spares=[_device_view(broker, device) for device in held.spares],
+        match_degree=held.match_degree,
+        granted_at=held.granted_at,
+        expires_at=held.expires_at,
+        ttl_s=broker.settings.lease_ttl_s,
+    )
+
+
+def _device_view(broker: Broker, device_id: str) -> DeviceView:
+    known = broker.mirror.device(device_id)
+    if known is None:
+        raise LeaseLost(f"No agent reports the leased device {device_id} any more.", reason="device_gone")
+    device, node = known
+    return DeviceView(
+        id=device.id,
+        node=node.name,
+        host=node.host,
+        model=device.model,
+        memory_mib=device.memory_mib,
+        tflops=device.tflops,
+        simulated=device.simulated,
+    )
+
+
+def entries_of(broker: Broker, claim_ids: Sequence[str]) -> list[Entry]:
+    """Return these claims as the tables have them, unknown ones left out."""
+    return [entry_of(row, None) for row in broker.repository.claims(claim_ids)]
 
 
 def nodes(broker: Broker) -> list[NodeRow]:
     """Return all nodes with their devices."""
     now = broker.clock()
     holders = {
-        device: task_name(task_key(claim))
-        for held, claim in broker.repository.live_leases()
-        for device in (*held.devices, *held.spares)
+        device: task_name(entry.body.key)
+        for entry in broker.entries()
+        if entry.held is not None
+        for device in (*entry.held.devices, *entry.held.spares)
     }
     rows = []
-    for stored in broker.mirror.stored(now):
+    for stored in broker.mirror.stored():
         report = stored.report
         stale = broker.mirror.stale_reason(stored, now)
         rows.append(
@@ -88,50 +137,56 @@ def _device_row(device: DeviceReport, stale: str | None, holder: str | None) -> 
 
 
 def queue(broker: Broker) -> list[QueueRow]:
-    """Return the pending claims, next first."""
+    """Return the pending claims, next first; those whose place is not worked out yet come last."""
     now = broker.clock()
+    waiting = [entry for entry in broker.entries() if entry.state is ClaimState.PENDING]
+    waiting.sort(key=lambda e: (e.position is None, e.position or 0, e.submitted_at, e.claim_id))
     return [
         QueueRow(
-            claim_id=row.id,
-            key=task_key(row),
-            asked=asked(RequestBody.model_validate(row.request)),
-            value=row.value,
-            run_type=RunType(row.run_type),
-            submitted_at=row.submitted_at,
-            waiting_s=round((now - row.submitted_at).total_seconds(), 1),
-            position=row.position,
-            reason_code=row.reason_code,
-            reason=row.reason,
-            starts_in_s=None
-            if row.expected_at is None
-            else max(0.0, round((row.expected_at - now).total_seconds(), 1)),
+            claim_id=entry.claim_id,
+            key=entry.body.key,
+            asked=asked(entry.body.request.to_request()),
+            value=entry.body.value,
+            run_type=entry.body.run_type,
+            submitted_at=entry.submitted_at,
+            waiting_s=round((now - entry.submitted_at).total_seconds(), 1),
+            position=entry.position,
+            reason_code=entry.reason_code,
+            reason=entry.reason,
+            starts_in_s=_seconds_until(entry.expected_at, now),
         )
-        for row in broker.repository.pending()
+        for entry in waiting
     ]
+
+
+def _seconds_until(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else max(0.0, round((moment - now).total_seconds(), 1))
 
 
 def leases(broker: Broker) -> list[LeaseRow]:
     """Return the live leases, oldest first."""
     now = broker.clock()
-    return [
+    rows = [
         LeaseRow(
-            lease_id=held.row.id,
-            key=task_key(claim),
-            owner=claim.owner,
+            lease_id=held.lease_id,
+            key=entry.body.key,
+            owner=entry.body.owner,
             devices=[*held.devices, *held.spares],
             nodes=list(held.nodes),
-            granted_at=held.row.granted_at,
-            expires_in_s=round((held.row.expires_at - now).total_seconds(), 1),
-            epoch=held.row.epoch,
+            granted_at=held.granted_at,
+            expires_in_s=round((held.expires_at - now).total_seconds(), 1),
+            epoch=held.epoch,
         )
-        for held, claim in broker.repository.live_leases()
+        for entry in broker.entries()
+        if (held := entry.held) is not None
     ]
+    return sorted(rows, key=lambda row: (row.granted_at, row.lease_id))
 
 
 def status(broker: Broker) -> Status:
     """Return the figures of the whole broker."""
     rows = nodes(broker)
-    pending, live, _devices = broker.repository.counts()
+    entries = broker.entries()
     devices = [device for node in rows for device in node.devices]
     return Status(
         version=__version__,
@@ -139,6 +194,6 @@ def status(broker: Broker) -> Status:
         nodes=len(rows),
         devices=len(devices),
         free=sum(device.state == "free" for device in devices),
-        pending=pending,
-        leases=live,
+        pending=sum(entry.state is ClaimState.PENDING for entry in entries),
+        leases=sum(entry.held is not None for entry in entries),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Engine, bindparam, delete, insert, select, update
+from sqlalchemy import Engine, Select, bindparam, delete, insert, select, update
 
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import node
@@ -22,21 +23,30 @@ class StoredNode:
 
 
 class NodeStore:
-    """The table of nodes."""
+    """The table of nodes, as the replica `me` uses it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, me: str) -> None:
         self._engine = engine
+        self._me = me
 
     def load(self) -> list[StoredNode]:
         """Return all known nodes."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(node.c.report, node.c.reported_at)).all()
-        return [StoredNode(NodeReport.model_validate(row.report), row.reported_at) for row in rows]
+        return self._read(select(node.c.report, node.c.reported_at))
+
+    def load_others(self, since: datetime | None) -> list[StoredNode]:
+        """Return the nodes that reported to other replicas since then; None = ever."""
+        statement = select(node.c.report, node.c.reported_at).where(node.c.reported_to != self._me)
+        return self._read(statement if since is None else statement.where(node.c.reported_at >= since))
 
     def save(self, nodes: Iterable[StoredNode]) -> None:
-        """Insert or update; a report older than the stored one changes nothing."""
+        """Insert or replace reports; one older than the stored one changes nothing."""
         rows = [
-            {"key": n.report.name, "report": n.report.model_dump(mode="json"), "reported_at": n.reported_at}
+            {
+                "key": n.report.name,
+                "new_report": n.report.model_dump(mode="json"),
+                "at": n.reported_at,
+                "to": self._me,
+            }
             for n in nodes
         ]
         if not rows:
@@ -45,22 +55,50 @@ class NodeStore:
             known = set(
                 connection.scalars(select(node.c.name).where(node.c.name.in_([r["key"] for r in rows])))
             )
-            new = [r for r in rows if r["key"] not in known]
-            old = [r for r in rows if r["key"] in known]
-            if new:
+            if new := [r for r in rows if r["key"] not in known]:
                 values = [
-                    {"name": r["key"], "report": r["report"], "reported_at": r["reported_at"]} for r in new
+                    {
+                        "name": r["key"],
+                        "report": r["new_report"],
+                        "reported_at": r["at"],
+                        "reported_to": r["to"],
+                    }
+                    for r in new
                 ]
                 connection.execute(insert(node), values)
-            if old:
+            if old := [r for r in rows if r["key"] in known]:
                 statement = (
                     update(node)
-                    .where(node.c.name == bindparam("key"), node.c.reported_at <= bindparam("newer_than"))
-                    .values(report=bindparam("report"), reported_at=bindparam("reported_at"))
+                    .where(node.c.name == bindparam("key"), node.c.reported_at <= bindparam("at"))
+                    .values(
+                        report=bindparam("new_report"),
+                        reported_at=bindparam("at"),
+                        reported_to=bindparam("to"),
+                    )
                 )
-                connection.execute(statement, [{**r, "newer_than": r["reported_at"]} for r in old])
+                connection.execute(statement, old)
+
+    def touch(self, names: Sequence[str], at: datetime) -> None:
+        """Note that these nodes reported, and that nothing that matters changed."""
+        if not names:
+            return
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            connection.execute(
+                update(node).where(node.c.name.in_(names)).values(reported_at=at, reported_to=self._me)
+            )
 
     def forget_before(self, moment: datetime) -> int:
         """Drop nodes that have not reported since `moment`; return how many."""
+        with self._engine.connect() as connection:
+            if (
+                connection.execute(select(node.c.name).where(node.c.reported_at < moment).limit(1)).first()
+                is None
+            ):
+                return 0
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
             return connection.execute(delete(node).where(node.c.reported_at < moment)).rowcount
+
+    def _read(self, statement: Select[tuple[Any, datetime]]) -> list[StoredNode]:
+        with self._engine.connect() as connection:
+            rows = connection.execute(statement).all()
+        return [StoredNode(NodeReport.model_validate(report), at) for report, at in rows]

@@ -1,7 +1,8 @@
-"""Claims and leases as those who ask and hold see them: submit, look, cancel, renew, release.
+"""Claims and leases in the tables: for looking, and for requests to a replica that does not lead.
 
 Every call is one transaction and can be repeated: the key of a claim is the task try, a lease is addressed
-by id and epoch. Deciding is not done here but by the leader, see `decisions`.
+by id and epoch. What is written here is noted as an event, for the leader keeps its own picture; what the
+leader itself writes goes through `turns`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, func, inser
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
-from airflow_gpu_provider.store.decisions import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
+from airflow_gpu_provider.store.turns import end_lease, note_event
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
 
 ClaimRow = Row[Any]
+
+_NAMED = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +94,21 @@ class Repository:
             )
         )
         self._supersede(connection, body, claim_id, now, usable)
+        note_event(connection, claim_id)
         return claim_id
 
     def _supersede(
         self, connection: Connection, body: ClaimBody, claim_id: str, now: datetime, usable: Collection[str]
     ) -> None:
         earlier = and_(_same_task(body.key), claim.c.try_number < body.key.try_number)
-        connection.execute(
+        withdrawn = connection.execute(
             update(claim)
             .where(earlier, claim.c.state == ClaimState.PENDING.value)
             .values(state=ClaimState.CANCELLED.value, ended_at=now, reason_code="superseded")
+            .returning(claim.c.id)
         )
+        for row in withdrawn.all():
+            note_event(connection, row.id)
         live = connection.execute(
             select(lease.c.id, lease.c.claim_id, claim.c.request)
             .join(claim, claim.c.id == lease.c.claim_id)
@@ -126,6 +133,7 @@ class Repository:
                 passed_on = True
             else:
                 end_lease(connection, row.id, now=now, reason="superseded")
+            note_event(connection, row.claim_id)
 
     def claims(self, claim_ids: Sequence[str]) -> list[ClaimRow]:
         """Return the claims with these ids, unknown ones left out."""
@@ -148,6 +156,7 @@ class Repository:
             held = connection.execute(
                 select(lease.c.id).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
             ).scalar_one_or_none()
+            note_event(connection, claim_id)
             if held is not None:
                 return end_lease(connection, held, now=now, reason=reason)
             result = connection.execute(
@@ -168,18 +177,24 @@ class Repository:
                 )
                 .values(collected_at=now, expires_at=now + timedelta(seconds=ttl_s))
             )
+            note_event(connection, claim_id)
             row = connection.execute(
                 select(lease).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
             ).one_or_none()
             return None if row is None else _with_devices(connection, [row])[0]
 
-    def live_leases(self) -> list[tuple[StoredLease, ClaimRow]]:
-        """Return the live leases with their claims, oldest first."""
+    def live_leases(self, claim_ids: Sequence[str] | None = None) -> list[tuple[StoredLease, ClaimRow]]:
+        """Return the live leases (of these claims) with their claims, oldest first."""
+        of_claims: ColumnElement[bool] = lease.c.ended_at.is_(None)
+        if claim_ids is not None:
+            of_claims = and_(of_claims, lease.c.claim_id.in_(claim_ids))
         with self._engine.connect() as connection:
             rows = connection.execute(
-                select(lease).where(lease.c.ended_at.is_(None)).order_by(lease.c.granted_at, lease.c.id)
+                select(lease).where(of_claims).order_by(lease.c.granted_at, lease.c.id)
             ).all()
-            claims = connection.execute(select(claim).where(claim.c.id.in_([r.claim_id for r in rows]))).all()
+            claims = connection.execute(
+                select(claim).join(lease, lease.c.claim_id == claim.c.id).where(of_claims)
+            ).all()
             by_id = {c.id: c for c in claims}
             return [(held, by_id[held.row.claim_id]) for held in _with_devices(connection, rows)]
 
@@ -191,8 +206,10 @@ class Repository:
                 update(lease)
                 .where(lease.c.id == lease_id, lease.c.epoch == epoch, lease.c.ended_at.is_(None))
                 .values(expires_at=expires_at)
-            )
-            if result.rowcount == 1:
+                .returning(lease.c.claim_id)
+            ).one_or_none()
+            if result is not None:
+                note_event(connection, result.claim_id)
                 return expires_at
             raise LeaseLost(*_why_lost(connection, lease_id, epoch))
 
@@ -204,6 +221,7 @@ class Repository:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
             if row is None or row.epoch != epoch:
                 raise LeaseLost(*_why_lost(connection, lease_id, epoch))
+            note_event(connection, row.claim_id)
             return end_lease(
                 connection,
                 lease_id,
@@ -251,12 +269,15 @@ def _failed_before(connection: Connection, key: TaskKey) -> list[str]:
 
 def _with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredLease]:
     held: dict[str, list[Row[Any]]] = {row.id: [] for row in rows}
-    for row in connection.execute(
-        select(lease_device)
-        .where(lease_device.c.lease_id.in_(list(held)))
-        .order_by(lease_device.c.is_spare, lease_device.c.rank)
-    ):
-        held[row.lease_id].append(row)
+    of_leases = select(lease_device).order_by(lease_device.c.is_spare, lease_device.c.rank)
+    # Thousands of live leases are named by their state: their ids would make too long a statement.
+    if len(held) > _NAMED:
+        of_leases = of_leases.where(lease_device.c.ended_at.is_(None))
+    else:
+        of_leases = of_leases.where(lease_device.c.lease_id.in_(list(held)))
+    for row in connection.execute(of_leases):
+        if row.lease_id in held:
+            held[row.lease_id].append(row)
     return [
         StoredLease(
             row=row,

@@ -58,6 +58,8 @@ node = Table(
     Column("name", String(250), primary_key=True),
     Column("report", JSON, nullable=False),  # wire.NodeReport
     Column("reported_at", UtcDateTime, nullable=False),
+    Column("reported_to", String(250), nullable=True),  # the replica that its agent talks to
+    Index("ix_gpu_node_reported_at", "reported_at"),
 )
 
 claim = Table(
@@ -129,4 +131,12 @@ leader = Table(
     Column("holder", String(250), nullable=False),
     Column("term", Integer, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
+)
+
+# What replicas that do not lead wrote, until the leader took note of it.
+event = Table(
+    "gpu_event",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("claim_id", String(36), nullable=False),
 )

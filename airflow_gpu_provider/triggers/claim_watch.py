@@ -13,8 +13,8 @@ import logging
 import weakref
 
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
-from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.wire import ClaimView, WaitAnswer
+from airflow_gpu_provider.hooks.broker import LONG_POLL_S, GpuBrokerHook
+from airflow_gpu_provider.wire import ClaimView, WaitAnswer, WaitBody
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class ClaimWatch:
         self._near_s: float | None = None
         self._joined = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
+        #: the broker's name of this watch, and the claims that it knows of
+        self._watch: str | None = None
+        self._named: set[str] = set()
 
     async def wait(self, claim_id: str, *, near_s: float | None) -> ClaimView:
         """Return the claim as soon as it is no longer pending, or its turn is at most `near_s` away.
@@ -70,32 +73,50 @@ class ClaimWatch:
             while self._waiting:
                 await asyncio.sleep(_GATHER_S)
                 self._joined.clear()
-                await self._ask_once(list(self._waiting))
+                await self._ask_once()
         finally:
+            self._watch, self._named = None, set()
             await self._hook.aclose()
 
-    async def _ask_once(self, claim_ids: list[str]) -> None:
-        request = asyncio.create_task(self._hook.wait_any(claim_ids, near_s=self._near_s))
+    def _question(self) -> WaitBody:
+        waiting = set(self._waiting)
+        return WaitBody(
+            claim_ids=tuple(sorted(waiting - self._named)),
+            drop=tuple(sorted(self._named - waiting)),
+            watch=self._watch,
+            near_s=self._near_s,
+            timeout_s=LONG_POLL_S,
+        )
+
+    async def _ask_once(self) -> None:
+        question = self._question()
+        request = asyncio.create_task(self._hook.wait_any(question))
         joined = asyncio.create_task(self._joined.wait())
         try:
             # A claim that joins ends this request, so that the next one asks for it as well.
             await asyncio.wait({request, joined}, return_when=asyncio.FIRST_COMPLETED)
             if request.done():
-                self._answer(claim_ids, request)
+                self._answer(question, request)
         finally:
             for task in (request, joined):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, GpuProviderError):
                     await task
 
-    def _answer(self, claim_ids: list[str], request: asyncio.Task[WaitAnswer]) -> None:
+    def _answer(self, question: WaitBody, request: asyncio.Task[WaitAnswer]) -> None:
         error = request.exception()
         if error is not None:
-            log.warning("Waiting for %d claims failed: %s", len(claim_ids), error)
-            for claim_id in claim_ids:
+            log.warning("Waiting for %d claims failed: %s", len(self._waiting), error)
+            self._watch, self._named = None, set()
+            for claim_id in list(self._waiting):
                 self._settle(claim_id, error)
             return
         answer = request.result()
+        self._watch = answer.watch
+        if answer.watch is None:  # another replica answered, or ours started anew: name all claims again
+            self._named = set()
+            return
+        self._named = (self._named | set(question.claim_ids)) - set(question.drop) - set(answer.unknown)
         for claim_id in answer.unknown:
             self._settle(
                 claim_id, InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")

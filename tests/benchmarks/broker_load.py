@@ -87,14 +87,15 @@ def full(broker: Served, *, devices: int, requests: int, pending: int) -> dict[s
 
     def watch() -> None:
         watcher = broker.connect()
-        left = list(waiting)
-        while left and not stop.is_set():
-            answer = watcher.post("/v1/claims/wait", {"claim_ids": left, "timeout_s": 5})
+        question: dict[str, Any] = {"claim_ids": waiting}
+        while not stop.is_set():
+            answer = watcher.post("/v1/claims/wait", {**question, "timeout_s": 2})
             at = time.perf_counter()
+            fired = [view["claim_id"] for view in answer["ready"]]
             with heard:
-                seen.update({view["claim_id"]: at for view in answer["ready"]})
+                seen.update(dict.fromkeys(fired, at))
                 heard.notify_all()
-            left = [claim_id for claim_id in left if claim_id not in seen]
+            question = {"watch": answer["watch"], "drop": fired}
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.broker.model import RunType
 from airflow_gpu_provider.commands import parse_seconds
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.auth import Role, verify_token
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 from tests.hooks.test_broker_hook import connect
+from tests.server.conftest import ask
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +35,20 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return result
 
 
-def ask(broker: Broker, task: str, gpus: int) -> str:
-    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
-    body = ClaimBody(key=key, request=RequestBody(gpus=gpus), run_type=RunType.LIVE, value=5, owner="ann")
-    return broker.submit(body)
-
-
 def test_nodes_queue_and_leases_are_tables(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    ask(broker, "first", 2)
-    waiting = ask(broker, "second", 1)
+    ask(broker, "first", 2, owner="ann")
+    waiting = ask(broker, "second", 1, value=5)
+    deadline = time.monotonic() + 20
     while not broker.repository.live_leases() or broker.repository.pending()[0].position is None:
-        pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     airflow("gpu", "nodes", "-o", "json")
     devices = rows(capsys)
     assert [row["state"] for row in devices] == ["leased", "leased"]
     assert devices[0]["utilisation"] == "N/A", "what is not measured is not 0"
     airflow("gpu", "queue", "-o", "json")
     (queued,) = rows(capsys)
-    assert (queued["claim"], queued["position"], queued["asked"]) == (waiting, "1", "1 x any GPU")
+    assert (queued["claim"], queued["position"], queued["asked"]) == (waiting, "1", "1 GPU")
     airflow("gpu", "leases", "-o", "json")
     (lease,) = rows(capsys)
     assert (lease["task"], lease["owner"], lease["devices"]) == ("d.first", "ann", "GPU-n1-0, GPU-n1-1")

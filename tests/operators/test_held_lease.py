@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -47,7 +48,7 @@ print("DONE", flush=True)
 @pytest.fixture
 def quick(broker: Broker) -> Broker:
     """Return the broker with a TTL that ends leases in seconds."""
-    broker.settings = broker.settings.model_copy(update={"lease_ttl_s": 1.5})
+    broker.settings = broker.desk.settings = broker.settings.model_copy(update={"lease_ttl_s": 1.5})
     return broker
 
 
@@ -96,7 +97,7 @@ def test_a_renewed_lease_lives_longer_than_its_ttl(quick: Broker, holder: subpro
 def test_work_whose_lease_is_taken_back_ends_with_the_reason(
     quick: Broker, holder: subprocess.Popen[str]
 ) -> None:
-    quick.repository.cancel(claim_of(quick, working(holder)), now=quick.clock(), reason="revoked")
+    asyncio.run(quick.cancel(claim_of(quick, working(holder)), "revoked"))
     output, _ = holder.communicate(timeout=20)
     assert holder.returncode == 3
     assert "LOST" in output and "revoked" in output
@@ -104,7 +105,7 @@ def test_work_whose_lease_is_taken_back_ends_with_the_reason(
 
 @pytest.mark.parametrize("holder", ["stuck"], indirect=True)
 def test_work_that_does_not_react_is_killed(quick: Broker, holder: subprocess.Popen[str]) -> None:
-    quick.cancel(claim_of(quick, working(holder)))
+    asyncio.run(quick.cancel(claim_of(quick, working(holder))))
     holder.wait(timeout=20)
     assert holder.returncode == -signal.SIGKILL
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -15,8 +16,7 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
-from tests.server.conftest import SECRET
+from tests.server.conftest import SECRET, ask
 
 DAGS = Path(__file__).parent / "dags"
 
@@ -51,15 +51,14 @@ def test_tasks_get_their_devices_and_give_them_back(
 def test_a_task_that_must_wait_is_deferred_and_resumes_with_its_devices(
     dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker
 ) -> None:
-    key = TaskKey(dag_id="other", run_id="r", task_id="t", map_index=-1, try_number=1)
-    holder = broker.submit(ClaimBody(key=key, request=RequestBody(gpus=2)))
+    holder = ask(broker, "holder", gpus=2)
 
     def release_when_it_waits() -> None:
         deadline = time.monotonic() + 60
         while not any(c.id != holder for c in broker.repository.pending()) and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(2)
-        broker.cancel(holder)
+        asyncio.run(broker.cancel(holder))
 
     thread = threading.Thread(target=release_when_it_waits)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -18,7 +19,15 @@ from airflow_gpu_provider.server.app import create_app
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
-from airflow_gpu_provider.wire import API_PREFIX, DeviceReport, NodeReport, ReportBody
+from airflow_gpu_provider.wire import (
+    API_PREFIX,
+    ClaimBody,
+    DeviceReport,
+    NodeReport,
+    ReportBody,
+    RequestBody,
+    TaskKey,
+)
 
 SECRET = "a key for tests that is long enough to sign with"
 
@@ -48,8 +57,24 @@ def broker(settings: Settings) -> Iterator[Broker]:
     broker = Broker(settings)
     broker.start()
     broker.report(ReportBody(nodes=(report(),)))
+    until_leading(broker)
     yield broker
     broker.stop()
+
+
+def until_leading(broker: Broker) -> None:
+    """Wait until the broker's leader serves."""
+    deadline = time.monotonic() + 20
+    while not broker.desk.is_open:
+        assert time.monotonic() < deadline, "nobody leads"
+        time.sleep(0.01)
+
+
+def ask(broker: Broker, task: str, gpus: int = 1, **more: object) -> str:
+    """Submit a claim without HTTP; return its id."""
+    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
+    body = ClaimBody(key=key, request=RequestBody(gpus=gpus), **more)
+    return asyncio.run(broker.submit(body, is_attended=False)).claim_id
 
 
 @pytest.fixture

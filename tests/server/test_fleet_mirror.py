@@ -44,13 +44,16 @@ def test_only_what_matters_for_a_placement_wakes_the_leader() -> None:
 def test_the_database_hears_of_changes_at_once_and_of_the_rest_seldom() -> None:
     fleet = mirror()
     fleet.fold([report()], NOW)
-    first = fleet.unsaved()
-    assert [stored.report.name for stored in first] == ["n1"]
-    fleet.mark_saved(first)
+    changed, alive = fleet.unsaved()
+    assert ([stored.report.name for stored in changed], alive) == (["n1"], [])
+    fleet.mark_saved(changed, alive)
     fleet.fold([with_utilisation(report(), 0.5)], after(1))
-    assert fleet.unsaved() == []
+    assert fleet.unsaved() == ([], [])
     fleet.fold([with_utilisation(report(), 0.5)], after(4))
-    assert len(fleet.unsaved()) == 1, "other replicas must see that the node is alive"
+    assert fleet.unsaved() == ([], ["n1"]), "other replicas must see that the node is alive"
+    fleet.mark_saved([], ["n1"])
+    fleet.fold([report(suspect="XID 79")], after(5))
+    assert [stored.report.name for stored in fleet.unsaved()[0]] == ["n1"]
 
 
 def test_a_node_that_left_for_good_is_no_longer_part_of_the_fleet() -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable
 
 import pytest
 
+from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.server.board import TaskId
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.reconciler import TaskId, TaskState, reconcile, why_over
-from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
+from airflow_gpu_provider.server.reconciler import TaskState, why_over
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReportBody, RequestBody, TaskKey
+
+from .conftest import report
 
 KEY = TaskKey(dag_id="d", run_id="r", task_id="t", map_index=3, try_number=2)
 
@@ -31,25 +37,42 @@ def test_a_try_is_over_with_its_task(state: TaskState | None, reason: str) -> No
     assert why_over(KEY, state) == reason
 
 
-def test_leases_and_claims_of_ended_tasks_end_and_others_stay(broker: Broker) -> None:
-    def submit(task: str, ti_id: str | None) -> str:
-        key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
-        return broker.submit(ClaimBody(key=key, request=RequestBody(gpus=1), ti_id=ti_id))
-
-    ids = {name: submit(name, "ti") for name in ("killed", "alive")}
-    ids["no task"] = submit("no task", None)
+def test_leases_and_claims_of_ended_tasks_end_and_others_stay(settings: Settings) -> None:
     asked: list[set[TaskId]] = []
+    killed = ("d", "r", "killed", -1)
+    states = {("d", "r", "waits killed", -1): TaskState("failed", 1)}
 
-    def states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
+    def task_states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
         asked.append(set(tasks))
-        return {
-            ("d", "r", "killed", -1): TaskState("failed", 1),
-            ("d", "r", "alive", -1): TaskState("running", 1),
-        }
+        return {task: TaskState("running", 1) for task in asked[-1]} | states
 
-    assert reconcile(broker.repository, states, broker.clock()) == 1
-    assert asked == [{("d", "r", "killed", -1), ("d", "r", "alive", -1)}]
-    found = {view.claim_id: view.state.value for view in broker.views(list(ids.values()))}
-    assert found[ids["killed"]] in ("ended", "cancelled")
-    assert {found[ids["alive"]], found[ids["no task"]]} <= {"pending", "granted"}
-    assert reconcile(broker.repository, states, broker.clock()) == 0
+    broker = Broker(settings, task_states=task_states)
+    broker.start()
+    broker.report(ReportBody(nodes=(report(gpus=3),)))
+
+    def submit(task: str, ti_id: str | None, gpus: int = 1) -> str:
+        key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
+        body = ClaimBody(key=key, request=RequestBody(gpus=gpus), ti_id=ti_id)
+        return asyncio.run(broker.submit(body, is_attended=False)).claim_id
+
+    def state(claim_id: str) -> ClaimState:
+        return asyncio.run(broker.find(claim_id)).state
+
+    def until(claim_id: str, wanted: ClaimState) -> None:
+        deadline = time.monotonic() + 20
+        while state(claim_id) is not wanted:
+            assert time.monotonic() < deadline, f"{state(claim_id)}, not {wanted}"
+            time.sleep(0.05)
+
+    try:
+        ids = {name: submit(name, "ti") for name in ("killed", "alive")} | {"none": submit("no task", None)}
+        for claim_id in ids.values():
+            until(claim_id, ClaimState.GRANTED)
+        until(submit("waits killed", "ti", gpus=3), ClaimState.CANCELLED)
+        states[killed] = TaskState("failed", 1)
+        until(ids["killed"], ClaimState.ENDED)
+        assert (asyncio.run(broker.find(ids["killed"]))).reason_code == "task_failed"
+        assert {state(ids["alive"]), state(ids["none"])} == {ClaimState.GRANTED}
+        assert not any(task[2] == "no task" for tasks in asked for task in tasks)
+    finally:
+        broker.stop()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
 
-from airflow_gpu_provider.broker.model import ClaimId, Decisions, DeviceId, Placement
 from airflow_gpu_provider.store.db_manager import migrate
-from airflow_gpu_provider.store.decisions import DecisionStore
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.leadership import Leadership, Term
 from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.store.turns import Grant, Turn, TurnStore
 from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
 NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
@@ -43,8 +42,8 @@ def repository(engine: Engine) -> Repository:
 
 
 @pytest.fixture
-def decisions(engine: Engine) -> DecisionStore:
-    return DecisionStore(engine)
+def turns(engine: Engine) -> TurnStore:
+    return TurnStore(engine)
 
 
 @pytest.fixture
@@ -60,20 +59,33 @@ def body(task: str = "train", *, try_number: int = 1, gpus: int = 1, value: floa
     return ClaimBody(key=key, request=RequestBody(gpus=gpus), value=value, ti_id="ti")
 
 
+def lease_id_of(claim_id: str) -> str:
+    return f"lease-{claim_id[:20]}"
+
+
+def granting(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> Grant:
+    """Return a grant as the leader's desk makes it."""
+    lease_id = lease_id_of(claim_id)
+    rows = tuple(
+        {
+            "lease_id": lease_id,
+            "device_id": d,
+            "node": "n1",
+            "rank": rank,
+            "is_spare": is_spare,
+            "ended_at": None,
+        }
+        for is_spare, named in ((0, devices), (1, spares))
+        for rank, d in enumerate(named)
+    )
+    return Grant(lease_id, claim_id, 0.5, NOW + timedelta(seconds=120), None, rows)
+
+
 @pytest.fixture
-def grant(decisions: DecisionStore, term: Term) -> Callable[..., None]:
-    """Return ``grant(claim_id, *devices)``: what a cycle of the leader writes."""
+def grant(turns: TurnStore, term: Term) -> Callable[..., None]:
+    """Return ``grant(claim_id, *devices)``: what a turn of the leader writes."""
 
     def write(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> None:
-        placement = Placement(
-            ClaimId(claim_id), tuple(map(DeviceId, devices)), tuple(map(DeviceId, spares)), match_degree=0.5
-        )
-        decisions.write(
-            term,
-            Decisions(placements=(placement,)),
-            now=NOW,
-            collect_within_s=120,
-            node_of={DeviceId(d): "n1" for d in (*devices, *spares)},
-        )
+        turns.write(term, Turn(NOW, grants=[granting(claim_id, *devices, spares=spares)]))
 
     return write

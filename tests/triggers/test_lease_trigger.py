@@ -9,13 +9,8 @@ import pytest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
-from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 from tests.hooks.test_broker_hook import connect
-
-
-def ask(broker: Broker, task: str, gpus: int = 1) -> str:
-    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
-    return broker.submit(ClaimBody(key=key, request=RequestBody(gpus=gpus)))
+from tests.server.conftest import ask
 
 
 async def first_event(trigger: LeaseTrigger) -> dict[str, str]:
@@ -94,7 +89,7 @@ def test_many_waiting_tasks_share_one_request(broker: Broker, monkeypatch: pytes
     async def wait_for_two() -> set[str]:
         tasks = [asyncio.create_task(first_event(LeaseTrigger(w, "gpu_default"))) for w in waiting]
         await asyncio.sleep(0.5)
-        broker.cancel(holder)
+        await broker.cancel(holder)
         done: set[str] = set()
         for next_done in asyncio.as_completed(tasks):
             done.add((await next_done)["claim_id"])

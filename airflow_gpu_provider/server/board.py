@@ -1,0 +1,211 @@
+"""The leader's picture of the claims that wait and the leases that live, as the tables have them.
+
+Only turns that are written change it (`desk`), so what it shows was committed. A claim that is decided for
+good stays for a while, so that those who wait for it hear of it. Read by other threads one entry at a time;
+written by the leader's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, Lease, LeaseId, Reason, RunType
+from airflow_gpu_provider.store.repository import ClaimRow, StoredLease, task_key
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
+
+_REMEMBERED = 20_000  # decided claims that are still shown from memory
+
+_MOVED_S = 5.0  # an expected start that moved by less is not worth a write
+
+#: (dag_id, run_id, task_id, map_index)
+TaskId = tuple[str, str, str, int]
+
+
+def task_of(key: TaskKey) -> TaskId:
+    """Return the task instance that a try belongs to."""
+    return key.dag_id, key.run_id, key.task_id, key.map_index
+
+
+@dataclass(slots=True)
+class HeldDevices:
+    """A live lease."""
+
+    lease_id: str
+    epoch: int
+    devices: tuple[str, ...]
+    spares: tuple[str, ...]
+    nodes: tuple[str, ...]
+    match_degree: float
+    granted_at: datetime
+    expires_at: datetime
+    collected: bool
+
+
+@dataclass(slots=True)
+class Entry:
+    """A claim and what it holds."""
+
+    claim_id: str
+    body: ClaimBody
+    submitted_at: datetime
+    excluded: frozenset[str] = frozenset()
+    state: ClaimState = ClaimState.PENDING
+    reason_code: str | None = None
+    reason: str | None = None
+    position: int | None = None
+    expected_at: datetime | None = None
+    held: HeldDevices | None = None
+
+    def note(self, position: int, reason: Reason, expected_at: datetime | None) -> bool:
+        """Note where the claim stands; return whether that is worth telling the other replicas."""
+        code, text = reason.code.value, reason.text
+        same = (self.position, self.reason_code, self.reason) == (position, code, text)
+        if same and not _moved(self.expected_at, expected_at):
+            return False
+        self.position, self.reason_code, self.reason, self.expected_at = position, code, text, expected_at
+        return True
+
+    def note_row(self) -> dict[str, object]:
+        """Return where the claim stands, for the tables."""
+        return {
+            "key": self.claim_id,
+            "code": self.reason_code,
+            "text": self.reason,
+            "at": self.position,
+            "expected": self.expected_at,
+        }
+
+    def claim(self) -> Claim:
+        """Return the core's value of the claim."""
+        return Claim(
+            id=ClaimId(self.claim_id),
+            request=self.body.request.to_request(),
+            submitted_at=self.submitted_at,
+            value=self.body.value,
+            run_type=self.body.run_type,
+            excluded=frozenset(DeviceId(device) for device in self.excluded),
+        )
+
+    def lease(self) -> Lease:
+        """Return the core's value of the lease that the claim holds."""
+        if self.held is None:
+            raise ValueError(f"claim {self.claim_id} holds nothing")
+        return Lease(
+            id=LeaseId(self.held.lease_id),
+            claim_id=ClaimId(self.claim_id),
+            devices=tuple(DeviceId(device) for device in (*self.held.devices, *self.held.spares)),
+            request=self.body.request.to_request(),
+            granted_at=self.held.granted_at,
+            expires_at=self.held.expires_at,
+            claim=self.claim(),
+        )
+
+
+@dataclass(slots=True)
+class Board:
+    """Entries by claim, with the ways to find them."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    by_lease: dict[str, Entry] = field(default_factory=dict)
+    by_device: dict[str, Entry] = field(default_factory=dict)
+    by_task: dict[TaskId, list[Entry]] = field(default_factory=dict)
+    decided: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
+    decided_keys: dict[TaskKey, Entry] = field(default_factory=dict)
+
+    def find(self, claim_id: str) -> Entry | None:
+        """Return a claim that waits, holds, or was decided lately."""
+        return self.entries.get(claim_id) or self.decided.get(claim_id)
+
+    def add(self, entry: Entry) -> None:
+        """Show a claim that waits or holds devices."""
+        self.entries[entry.claim_id] = entry
+        self.by_task.setdefault(task_of(entry.body.key), []).append(entry)
+        if entry.held is not None:
+            self.hold(entry, entry.held)
+
+    def hold(self, entry: Entry, held: HeldDevices) -> None:
+        """Show that a claim holds devices."""
+        entry.held = held
+        entry.state = ClaimState.GRANTED
+        entry.reason_code = entry.reason = entry.position = entry.expected_at = None
+        self.by_lease[held.lease_id] = entry
+        for device in (*held.devices, *held.spares):
+            self.by_device[device] = entry
+
+    def close(self, entry: Entry, state: ClaimState, reason_code: str, reason: str | None = None) -> None:
+        """Show that a claim is over, and free what it held."""
+        self.entries.pop(entry.claim_id, None)
+        of_task = self.by_task.get(task_of(entry.body.key), [])
+        if entry in of_task:
+            of_task.remove(entry)
+            if not of_task:
+                del self.by_task[task_of(entry.body.key)]
+        if entry.held is not None:
+            self.by_lease.pop(entry.held.lease_id, None)
+            for device in (*entry.held.devices, *entry.held.spares):
+                if self.by_device.get(device) is entry:
+                    del self.by_device[device]
+            entry.held = None
+        entry.state, entry.reason_code, entry.reason = state, reason_code, reason
+        entry.position = entry.expected_at = None
+        self.remember(entry)
+
+    def remember(self, entry: Entry) -> None:
+        """Show a claim that is over to those who still ask for it."""
+        self.decided[entry.claim_id] = entry
+        self.decided_keys[entry.body.key] = entry
+        while len(self.decided) > _REMEMBERED:
+            _, oldest = self.decided.popitem(last=False)
+            self.decided_keys.pop(oldest.body.key, None)
+
+    def pass_on(self, old: Entry, new: Entry) -> None:
+        """Give what one claim holds to another, under a new epoch."""
+        held = old.held
+        if held is None:
+            raise ValueError(f"claim {old.claim_id} holds nothing to pass on")
+        old.held = None
+        self.close(old, ClaimState.ENDED, "superseded")
+        held.epoch += 1
+        held.collected = False
+        self.hold(new, held)
+
+
+def _moved(old: datetime | None, new: datetime | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return abs((new - old).total_seconds()) > _MOVED_S
+
+
+def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
+    """Return the entry of a claim as the tables have it."""
+    entry = Entry(
+        claim_id=row.id,
+        body=ClaimBody(
+            key=task_key(row),
+            request=RequestBody.model_validate(row.request),
+            value=row.value,
+            run_type=RunType(row.run_type),
+            ti_id=row.ti_id,
+            owner=row.owner,
+        ),
+        submitted_at=row.submitted_at,
+        excluded=frozenset(row.excluded),
+        state=ClaimState(row.state),
+        reason_code=row.reason_code,
+        reason=row.reason,
+    )
+    if held is not None:
+        entry.held = HeldDevices(
+            lease_id=held.row.id,
+            epoch=held.row.epoch,
+            devices=held.devices,
+            spares=held.spares,
+            nodes=held.nodes,
+            match_degree=held.row.match_degree,
+            granted_at=held.row.granted_at,
+            expires_at=held.row.expires_at,
+            collected=held.row.collected_at is not None,
+        )
+    return entry

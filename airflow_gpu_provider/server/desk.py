@@ -1,0 +1,284 @@
+"""Where the leader serves requests: many at a time, one turn after another.
+
+A turn takes all that was asked since the last one, applies it to the engine, lets it decide, and writes the
+whole in one transaction; then everyone gets an answer. So a thousand small requests a second share a few
+hundred commits, and no answer is given before it is durable. When a turn cannot be written (another replica
+wrote meanwhile), nothing of it holds: the desk loads the tables again and repeats the requests, which their
+keys make harmless. Used by the leader's thread only, but for `ask`.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy.exc import IntegrityError
+
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Placement
+from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.exceptions import BrokerUnavailable
+from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
+from airflow_gpu_provider.server.requests import Request, Submit, apply
+from airflow_gpu_provider.store.leadership import Term
+from airflow_gpu_provider.store.turns import Ending, Grant, Overtaken, Turn, TurnStore
+from airflow_gpu_provider.wire import ClaimState
+
+_ATTEMPTS = 5
+
+
+class NotLeading(BrokerUnavailable):
+    """This replica does not decide any more: the request goes through the tables instead."""
+
+    default_reason = "not_leading"
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request and where its answer goes."""
+
+    request: Request
+    answer: Future[Entry]
+    attempts: int = 0
+
+    def begin(self) -> bool:
+        """Return whether someone still waits for the answer; from now on it cannot be called off."""
+        return self.answer.running() or self.answer.set_running_or_notify_cancel()
+
+
+@dataclass(slots=True)
+class Draft:
+    """A turn in the making: what to write, and what to do once it is written."""
+
+    turn: Turn
+    then: list[Callable[[], None]] = field(default_factory=list)
+    touched: set[object] = field(default_factory=set)  #: claims and keys that this turn changes already
+    new: dict[str, Entry] = field(default_factory=dict)
+
+    def touches(self, *names: object) -> bool:
+        """Note what a request changes; return whether this turn changes any of it already."""
+        if any(name in self.touched for name in names):
+            return True
+        self.touched.update(names)
+        return False
+
+
+class Desk:
+    """The requests of this replica's term."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: TurnStore,
+        *,
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+        decided: Callable[[Sequence[str]], None],
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.board = Board()
+        self.engine: Engine | None = None
+        #: claims whose asker waits on an open connection: their leases are collected when granted
+        self.attended: set[str] = set()
+        self._clock = clock
+        self._wake = wake
+        self._decided = decided
+        self._queue: deque[Asked] = deque()
+        self._lock = threading.Lock()
+        self._is_open = False
+
+    # -- any thread
+    def ask(self, request: Request) -> Future[Entry]:
+        """Queue a request for the next turn. The future raises NotLeading when there will be none."""
+        asked = Asked(request, Future())
+        with self._lock:
+            if self._is_open:
+                self._queue.append(asked)
+                self._wake()
+                return asked.answer
+        asked.answer.set_exception(NotLeading("This replica does not lead."))
+        return asked.answer
+
+    def submitted_keys(self) -> list[tuple[str, str, str, int, int]]:
+        """Return the task tries of queued claims that were tried before."""
+        with self._lock:
+            bodies = [a.request.body for a in self._queue if isinstance(a.request, Submit)]
+        return [
+            (b.key.dag_id, b.key.run_id, b.key.task_id, b.key.map_index, b.key.try_number) for b in bodies
+        ]
+
+    # -- the leader's thread
+    @property
+    def is_open(self) -> bool:
+        """Return whether requests are taken."""
+        return self._is_open
+
+    def open(self, board: Board, engine: Engine) -> None:
+        """Begin to serve, with the tables as they are now."""
+        self.board, self.engine = board, engine
+        with self._lock:
+            self._is_open = True
+
+    def close(self) -> None:
+        """Stop serving; whoever waits for an answer hears that this replica does not lead."""
+        with self._lock:
+            self._is_open = False
+            left = [each for each in self._queue if each.begin()]
+            self._queue.clear()
+        for asked in left:
+            asked.answer.set_exception(NotLeading("This replica does not lead any more."))
+
+    def turn(self, term: Term) -> bool:
+        """Serve what was asked and decide; return whether anything changed.
+
+        Raise Overtaken or IntegrityError when the tables are not what the board shows: the caller loads
+        them and calls again; the requests are kept. Any other error keeps them too, for a few attempts.
+        """
+        if self.engine is None:
+            return False
+        with self._lock:
+            asked = [each for each in self._queue if each.begin()]
+            self._queue.clear()
+        try:
+            postponed, answers, draft = self._draft(asked)
+            if not draft.turn.is_empty():
+                self.store.write(term, draft.turn)
+        except (Overtaken, IntegrityError):
+            self._keep(asked)
+            raise
+        except Exception as error:
+            self._keep(self._give_up_on(asked, error))
+            raise
+        for act in draft.then:
+            act()
+        for each, entry in answers:
+            each.answer.set_result(entry)
+        self._keep(postponed)
+        return not draft.turn.is_empty()
+
+    def _draft(self, asked: Sequence[Asked]) -> tuple[list[Asked], list[tuple[Asked, Entry]], Draft]:
+        draft = Draft(Turn(self._clock()))
+        postponed: list[Asked] = []
+        answers: list[tuple[Asked, Entry]] = []
+        for each in asked:
+            try:
+                entry = apply(each.request, self, draft)
+            except Exception as error:
+                each.answer.set_exception(error)  # refused: the request is wrong, the turn is not
+                continue
+            if entry is None:
+                postponed.append(each)
+            else:
+                answers.append((each, entry))
+        self._decide(draft)
+        return postponed, answers, draft
+
+    def _keep(self, asked: Iterable[Asked]) -> None:
+        kept = list(asked)
+        if not kept:
+            return
+        with self._lock:
+            self._queue.extendleft(reversed(kept))
+        self._wake()
+
+    def _give_up_on(self, asked: Sequence[Asked], error: Exception) -> list[Asked]:
+        kept = []
+        for each in asked:
+            each.attempts += 1
+            if each.answer.done():
+                continue
+            if each.attempts < _ATTEMPTS:
+                kept.append(each)
+            else:
+                each.answer.set_exception(BrokerUnavailable(f"The broker's database failed: {error}"))
+        return kept
+
+    # -- deciding
+    def _decide(self, draft: Draft) -> None:
+        assert self.engine is not None
+        decisions = self.engine.turn(draft.turn.now)
+        for lease_id in decisions.expired:
+            self._expire(lease_id, draft)
+        self._reject(decisions, draft)
+        for placement in decisions.placements:
+            self._grant(placement, draft)
+
+    def _entry(self, claim_id: str, draft: Draft) -> Entry:
+        return draft.new.get(claim_id) or self.board.entries[claim_id]
+
+    def _expire(self, lease_id: LeaseId, draft: Draft) -> None:
+        entry = self.board.by_lease[lease_id]
+        draft.turn.expired.append(Ending(entry.claim_id, "expired", lease_id))
+        draft.then.append(lambda: self.end(entry, ClaimState.ENDED, "expired"))
+
+    def _reject(self, decisions: Decisions, draft: Draft) -> None:
+        for rejection in decisions.rejections:
+            entry, reason = self._entry(rejection.claim_id, draft), rejection.reason
+            draft.turn.rejected.append((rejection.claim_id, reason.code.value, reason.text))
+            draft.then.append(
+                lambda entry=entry, reason=reason: self.end(  # type: ignore[misc]
+                    entry, ClaimState.REJECTED, reason.code.value, reason.text
+                )
+            )
+
+    def _grant(self, placement: Placement, draft: Draft) -> None:
+        entry, now = self._entry(placement.claim_id, draft), draft.turn.now
+        is_attended = placement.claim_id in self.attended
+        lives_s = self.settings.lease_ttl_s if is_attended else self.settings.collect_within_s
+        node_of = self.node_of
+        held = HeldDevices(
+            lease_id=str(uuid.uuid4()),
+            epoch=1,
+            devices=placement.devices,
+            spares=placement.spares,
+            nodes=tuple(sorted({node_of[d] for d in (*placement.devices, *placement.spares)})),
+            match_degree=placement.match_degree,
+            granted_at=now,
+            expires_at=now + timedelta(seconds=lives_s),
+            collected=is_attended,
+        )
+        draft.turn.grants.append(
+            Grant(
+                lease_id=held.lease_id,
+                claim_id=placement.claim_id,
+                match_degree=placement.match_degree,
+                expires_at=held.expires_at,
+                collected_at=now if is_attended else None,
+                devices=tuple(
+                    {
+                        "lease_id": held.lease_id,
+                        "device_id": device,
+                        "node": node_of[device],
+                        "rank": rank,
+                        "is_spare": is_spare,
+                        "ended_at": None,
+                    }
+                    for is_spare, devices in ((0, placement.devices), (1, placement.spares))
+                    for rank, device in enumerate(devices)
+                ),
+            )
+        )
+        for row in draft.turn.claims:
+            if row["id"] == placement.claim_id:
+                row["state"] = ClaimState.GRANTED.value
+        draft.then.append(lambda: self._hold(entry, held, placement))
+
+    def _hold(self, entry: Entry, held: HeldDevices, placement: Placement) -> None:
+        self.board.hold(entry, held)
+        if self.engine is not None:
+            self.engine.granted(placement, entry.lease())
+        self._decided([entry.claim_id])
+
+    def end(self, entry: Entry, state: ClaimState, reason_code: str, reason: str | None = None) -> None:
+        """Show on the board that a claim is over, and tell those who wait for it."""
+        self.board.close(entry, state, reason_code, reason)
+        self._decided([entry.claim_id])
+
+    #: the node of each device, set with the fleet
+    node_of: dict[DeviceId, str] = {}  # noqa: RUF012 - replaced as a whole, never changed

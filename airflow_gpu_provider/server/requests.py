@@ -1,0 +1,256 @@
+"""What can be asked of the desk, and what each request does to a turn.
+
+`apply` changes the engine at once and notes in the draft what to write and what to show afterwards. It
+returns the entry that answers the request, or None when the turn already changes the same claim: such a
+request waits for the next turn, where it sees what became of the first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placement
+from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
+from airflow_gpu_provider.server.board import Entry, task_of
+from airflow_gpu_provider.store.turns import Ending, Overtaken, PassedOn
+from airflow_gpu_provider.wire import ClaimBody, ClaimState
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.server.desk import Desk, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Store a claim. `excluded`: devices on which earlier tries failed."""
+
+    body: ClaimBody
+    usable: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+    is_attended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Start the TTL of a granted lease."""
+
+    claim_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Withdraw a claim, or end what it holds."""
+
+    claim_id: str
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Keep a lease."""
+
+    lease_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give a lease back."""
+
+    lease_id: str
+    epoch: int
+    outcome: str = "done"
+    failed_devices: tuple[str, ...] = ()
+
+
+Request = Submit | Collect | Cancel | Renew | Release
+
+
+def apply(request: Request, desk: Desk, draft: Draft) -> Entry | None:
+    """Let a request change a turn. Raise InvalidRequest or LeaseLost when it cannot be served at all."""
+    if isinstance(request, Submit):
+        return _submit(request, desk, draft)
+    if isinstance(request, Cancel):
+        return _cancel(request, desk, draft)
+    if isinstance(request, Collect):
+        return _collect(request, desk, draft)
+    return _renew_or_release(request, desk, draft)
+
+
+def _submit(request: Submit, desk: Desk, draft: Draft) -> Entry | None:
+    body, key = request.body, request.body.key
+    if draft.touches(task_of(key)):
+        return None
+    tries = desk.board.by_task.get(task_of(key), [])
+    for entry in tries:
+        if entry.body.key == key:
+            return entry
+    if key in desk.board.decided_keys:
+        return desk.board.decided_keys[key]
+    entry = Entry(str(uuid.uuid4()), body, draft.turn.now, request.excluded)
+    draft.touches(entry.claim_id)
+    draft.new[entry.claim_id] = entry
+    if request.is_attended:
+        desk.attended.add(entry.claim_id)
+    draft.turn.claims.append(_row(entry))
+    draft.then.append(lambda: desk.board.add(entry))
+    assert desk.engine is not None
+    if not _supersede(
+        entry, [t for t in tries if t.body.key.try_number < key.try_number], request, desk, draft
+    ):
+        desk.engine.submit(entry.claim())
+    return entry
+
+
+def _row(entry: Entry) -> dict[str, object]:
+    body = entry.body
+    return {
+        "id": entry.claim_id,
+        **body.key.model_dump(),
+        "ti_id": body.ti_id,
+        "owner": body.owner,
+        "request": body.request.model_dump(mode="json"),
+        "value": body.value,
+        "run_type": body.run_type.value,
+        "excluded": sorted(entry.excluded),
+        "submitted_at": entry.submitted_at,
+        "state": entry.state.value,
+    }
+
+
+def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, draft: Draft) -> bool:
+    """End earlier tries of the task; return whether the new one takes over what one of them holds."""
+    assert desk.engine is not None
+    passed_on = False
+    for old in earlier:
+        draft.touches(old.claim_id)
+        held = old.held
+        if held is None:
+            draft.turn.endings.append(Ending(old.claim_id, "superseded"))
+            desk.engine.withdraw(ClaimId(old.claim_id))
+            draft.then.append(lambda old=old: desk.end(old, ClaimState.CANCELLED, "superseded"))  # type: ignore[misc]
+            continue
+        devices = (*held.devices, *held.spares)
+        if not passed_on and old.body.request == new.body.request and set(devices) <= request.usable:
+            passed_on = True
+            draft.turn.passed_on.append(PassedOn(held.lease_id, old.claim_id, new.claim_id, held.epoch + 1))
+            draft.turn.claims[-1]["state"] = ClaimState.GRANTED.value
+            draft.then.append(lambda old=old: _take_over(old, new, desk))  # type: ignore[misc]
+        else:
+            draft.turn.endings.append(Ending(old.claim_id, "superseded", held.lease_id))
+            desk.engine.end(LeaseId(held.lease_id))
+            draft.then.append(lambda old=old: desk.end(old, ClaimState.ENDED, "superseded"))  # type: ignore[misc]
+    return passed_on
+
+
+def _take_over(old: Entry, new: Entry, desk: Desk) -> None:
+    desk.board.pass_on(old, new)
+    assert desk.engine is not None and new.held is not None
+    desk.engine.end(LeaseId(new.held.lease_id))
+    placement = Placement(
+        ClaimId(new.claim_id),
+        tuple(map(DeviceId, new.held.devices)),
+        tuple(map(DeviceId, new.held.spares)),
+        new.held.match_degree,
+    )
+    desk.engine.granted(placement, new.lease())
+
+
+def _cancel(request: Cancel, desk: Desk, draft: Draft) -> Entry | None:
+    entry = desk.board.entries.get(request.claim_id)
+    if entry is None:
+        return _decided(request.claim_id, desk)
+    if draft.touches(entry.claim_id, task_of(entry.body.key)):
+        return None
+    assert desk.engine is not None
+    held = entry.held
+    if held is None:
+        draft.turn.endings.append(Ending(entry.claim_id, request.reason))
+        desk.engine.withdraw(ClaimId(entry.claim_id))
+        draft.then.append(lambda: desk.end(entry, ClaimState.CANCELLED, request.reason))
+    else:
+        draft.turn.endings.append(Ending(entry.claim_id, request.reason, held.lease_id))
+        desk.engine.end(LeaseId(held.lease_id))
+        draft.then.append(lambda: desk.end(entry, ClaimState.ENDED, request.reason))
+    return entry
+
+
+def _collect(request: Collect, desk: Desk, draft: Draft) -> Entry | None:
+    entry = desk.board.entries.get(request.claim_id)
+    if entry is None:
+        return _decided(request.claim_id, desk)
+    held = entry.held
+    if held is None or held.collected:
+        return entry
+    if draft.touches(entry.claim_id):
+        return None
+    expires_at = draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s)
+    draft.turn.collected[held.lease_id] = expires_at
+    assert desk.engine is not None
+    desk.engine.renew(LeaseId(held.lease_id), expires_at)
+    draft.then.append(lambda: _replace(entry, expires_at=expires_at, collected=True))
+    return entry
+
+
+def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Entry | None:
+    entry = desk.board.by_lease.get(request.lease_id)
+    if entry is None or entry.held is None:
+        raise LeaseLost(f"Lease {request.lease_id} has ended, or was never given.", reason="unknown_lease")
+    held = entry.held
+    if held.epoch != request.epoch:
+        raise LeaseLost(
+            f"Lease {request.lease_id} is in epoch {held.epoch}; epoch {request.epoch} is over: a later try "
+            "holds it."
+        )
+    if draft.touches(entry.claim_id, task_of(entry.body.key)):
+        return None
+    assert desk.engine is not None
+    if isinstance(request, Renew):
+        expires_at = draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s)
+        draft.turn.renewed[held.lease_id] = expires_at
+        desk.engine.renew(LeaseId(held.lease_id), expires_at)
+        draft.then.append(lambda: _replace(entry, expires_at=expires_at))
+        return entry
+    draft.turn.endings.append(
+        Ending(entry.claim_id, "released", held.lease_id, request.outcome, request.failed_devices)
+    )
+    desk.engine.end(LeaseId(held.lease_id))
+    draft.then.append(lambda: desk.end(entry, ClaimState.ENDED, "released"))
+    return entry
+
+
+def _replace(entry: Entry, **changes: object) -> None:
+    if entry.held is not None:
+        entry.held = replace(entry.held, **changes)  # type: ignore[arg-type]
+
+
+def _decided(claim_id: str, desk: Desk) -> Entry:
+    entry = desk.board.decided.get(claim_id)
+    if entry is None:
+        raise InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
+    return entry
+
+
+def sync(desk: Desk, fresh: Entry) -> None:
+    """Show what another replica wrote of a claim. Raise Overtaken when only a look at all tables can tell."""
+    known, engine = desk.board.entries.get(fresh.claim_id), desk.engine
+    assert engine is not None
+    if known is None:
+        if fresh.state.is_terminal:
+            desk.board.remember(fresh)
+        elif fresh.held is None:
+            desk.board.add(fresh)
+            engine.submit(fresh.claim())
+        else:
+            raise Overtaken(f"another replica passed a lease on to claim {fresh.claim_id}")
+    elif fresh.state.is_terminal:
+        if known.held is None:
+            engine.withdraw(ClaimId(known.claim_id))
+        else:
+            engine.end(LeaseId(known.held.lease_id))
+        desk.end(known, fresh.state, fresh.reason_code or "ended", fresh.reason)
+    elif known.held is not None and fresh.held is not None:
+        _replace(known, expires_at=fresh.held.expires_at, collected=fresh.held.collected)
+        engine.renew(LeaseId(known.held.lease_id), fresh.held.expires_at)

@@ -1,0 +1,357 @@
+"""What the leader writes: all that a turn changed, in one fenced transaction.
+
+A turn carries the changes of many requests, so that they share one commit. The leader decided on what it
+keeps in memory; other replicas may have written meanwhile. Each statement therefore says what it relies on
+and returns what it really changed. What a turn cannot do without (a claim that was to be granted is still
+pending) raises `Overtaken`: nothing is written, and the leader looks at the tables again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.leadership import Term, fence
+from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
+from airflow_gpu_provider.wire import ClaimState
+
+
+class Overtaken(Exception):
+    """The tables are not what the turn relied on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A lease or pending claim that ends, and how."""
+
+    claim_id: str
+    reason: str
+    lease_id: str | None = None
+    outcome: str | None = None
+    failed_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease to write; `rows` are its devices."""
+
+    lease_id: str
+    claim_id: str
+    match_degree: float
+    expires_at: datetime
+    collected_at: datetime | None
+    devices: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A lease that a later try of the same task takes over, under a new epoch."""
+
+    lease_id: str
+    old_claim_id: str
+    new_claim_id: str
+    epoch: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """All changes of one turn. `claims` are rows of the claim table, in their final state of this turn."""
+
+    now: datetime
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    passed_on: list[PassedOn] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    expired: list[Ending] = field(default_factory=list)
+    rejected: list[tuple[str, str, str]] = field(default_factory=list)  #: claim, code, sentence
+    grants: list[Grant] = field(default_factory=list)
+    renewed: dict[str, datetime] = field(default_factory=dict)
+    collected: dict[str, datetime] = field(default_factory=dict)  #: lease, new end of its TTL
+
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to write."""
+        return not any(
+            (
+                self.claims,
+                self.passed_on,
+                self.endings,
+                self.expired,
+                self.rejected,
+                self.grants,
+                self.renewed,
+                self.collected,
+            )
+        )
+
+
+class TurnStore:
+    """Writes turns and reads what other replicas wrote."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
+
+    def write(self, term: Term, turn: Turn) -> None:
+        """Write all of a turn or nothing.
+
+        Raise StaleTerm when another replica leads, Overtaken when the tables differ from what the turn
+        relied on, IntegrityError when a device was leased meanwhile.
+        """
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            fence(connection, term)
+            self._add_claims(connection, turn)
+            self._pass_on(connection, turn)
+            _end(connection, turn.endings, turn.now)
+            _expire(connection, turn)
+            _reject(connection, turn)
+            _grant(connection, turn)
+            _extend(connection, turn)
+
+    def take_events(self) -> list[str]:
+        """Return and remove the claims that other replicas changed since the last look."""
+        with self._engine.connect() as connection:
+            if connection.execute(select(event.c.id).limit(1)).first() is None:
+                return []
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            # By deletion, not by a last id seen: ids of transactions that commit late would be skipped.
+            rows = connection.execute(delete(event).returning(event.c.id, event.c.claim_id)).all()
+        return list(dict.fromkeys(str(row.claim_id) for row in sorted(rows)))
+
+    def ids_of(self, keys: Sequence[tuple[str, str, str, int, int]]) -> dict[tuple[Any, ...], str]:
+        """Return the claims that exist for these task tries."""
+        if not keys:
+            return {}
+        columns = (claim.c.dag_id, claim.c.run_id, claim.c.task_id, claim.c.map_index, claim.c.try_number)
+        with self._engine.connect() as connection:
+            rows = connection.execute(select(claim.c.id, *columns).where(tuple_(*columns).in_(list(keys))))
+            return {tuple(row[1:]): str(row[0]) for row in rows}
+
+    def failed_devices(self, tasks: Sequence[tuple[str, str, str, int]]) -> dict[tuple[Any, ...], set[str]]:
+        """Return the devices on which earlier tries of these tasks failed."""
+        columns = (claim.c.dag_id, claim.c.run_id, claim.c.task_id, claim.c.map_index)
+        failed: dict[tuple[Any, ...], set[str]] = {}
+        with self._engine.connect() as connection:
+            rows = connection.execute(
+                select(lease.c.failed_devices, *columns)
+                .join(claim, claim.c.id == lease.c.claim_id)
+                .where(tuple_(*columns).in_(list(tasks)), lease.c.failed_devices.is_not(None))
+            )
+            for devices, *key in rows:
+                failed.setdefault(tuple(key), set()).update(devices or ())
+        return failed
+
+    def note_waiting(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write reasons (keys: key, code, text, position, expected_at) of claims that still wait."""
+        if not rows:
+            return
+        statement = (
+            update(claim)
+            .where(claim.c.id == bindparam("key"), claim.c.state == ClaimState.PENDING.value)
+            .values(
+                reason_code=bindparam("code"),
+                reason=bindparam("text"),
+                position=bindparam("at"),
+                expected_at=bindparam("expected"),
+            )
+        )
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            connection.execute(statement, list(rows))
+
+    def _add_claims(self, connection: Connection, turn: Turn) -> None:
+        if not turn.claims:
+            return
+        statement = self._insert(claim).on_conflict_do_nothing().returning(claim.c.id)
+        added = set(connection.scalars(statement, turn.claims))
+        if len(added) != len(turn.claims):
+            raise Overtaken("another replica stored a claim of the same task try")
+
+    def _pass_on(self, connection: Connection, turn: Turn) -> None:
+        for passed in turn.passed_on:
+            result = connection.execute(
+                update(lease)
+                .where(lease.c.id == passed.lease_id, lease.c.ended_at.is_(None))
+                .values(claim_id=passed.new_claim_id, epoch=passed.epoch, collected_at=None)
+            )
+            if result.rowcount != 1:
+                raise Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
+            _close_claims(connection, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
+
+
+def note_event(connection: Connection, claim_id: str) -> None:
+    """Let the leader know of a change to a claim or its lease that this transaction makes."""
+    connection.execute(insert(event).values(claim_id=claim_id))
+
+
+def end_lease(
+    connection: Connection,
+    lease_id: str,
+    *,
+    now: datetime,
+    reason: str,
+    outcome: str | None = None,
+    failed_devices: Iterable[str] = (),
+) -> bool:
+    """End a live lease, its devices and its claim; return False when it had ended already."""
+    row = connection.execute(
+        select(lease.c.claim_id).where(lease.c.id == lease_id, lease.c.ended_at.is_(None)).with_for_update()
+    ).one_or_none()
+    if row is None:
+        return False
+    _end_leases(connection, [Ending(row.claim_id, reason, lease_id, outcome, tuple(failed_devices))], now)
+    return True
+
+
+def _close_claims(
+    connection: Connection, claim_ids: Sequence[str], state: ClaimState, reason: str, now: datetime
+) -> None:
+    connection.execute(
+        update(claim)
+        .where(claim.c.id.in_(claim_ids))
+        .values(state=state.value, ended_at=now, reason_code=reason, position=None, expected_at=None)
+    )
+
+
+def _end(connection: Connection, endings: Iterable[Ending], now: datetime) -> None:
+    """End leases and withdraw claims; one that ended already stays as it is."""
+
+    def manner(ending: Ending) -> tuple[str, bool, str, tuple[str, ...]]:
+        return ending.reason, ending.lease_id is None, ending.outcome or "", ending.failed_devices
+
+    # Most endings of a turn are alike (released, done), so that they take three statements together.
+    for (reason, is_claim, _, _), group in itertools.groupby(sorted(endings, key=manner), manner):
+        alike = list(group)
+        if is_claim:
+            connection.execute(
+                update(claim)
+                .where(
+                    claim.c.id.in_([each.claim_id for each in alike]),
+                    claim.c.state == ClaimState.PENDING.value,
+                )
+                .values(
+                    state=ClaimState.CANCELLED.value,
+                    ended_at=now,
+                    reason_code=reason,
+                    position=None,
+                    expected_at=None,
+                )
+            )
+        else:
+            _end_leases(connection, alike, now)
+
+
+def _end_leases(connection: Connection, alike: Sequence[Ending], now: datetime) -> None:
+    first, lease_ids = alike[0], [str(each.lease_id) for each in alike]
+    connection.execute(
+        update(lease)
+        .where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None))
+        .values(
+            ended_at=now,
+            end_reason=first.reason,
+            outcome=first.outcome,
+            failed_devices=list(first.failed_devices),
+        )
+    )
+    _free(connection, lease_ids, now)
+    _close_claims(connection, [each.claim_id for each in alike], ClaimState.ENDED, first.reason, now)
+
+
+def _free(connection: Connection, lease_ids: Sequence[str], now: datetime) -> None:
+    connection.execute(
+        update(lease_device)
+        .where(lease_device.c.lease_id.in_(lease_ids), lease_device.c.ended_at.is_(None))
+        .values(ended_at=now)
+    )
+
+
+def _expire(connection: Connection, turn: Turn) -> None:
+    if not turn.expired:
+        return
+    lease_ids = [str(each.lease_id) for each in turn.expired]
+    ended = connection.execute(
+        update(lease)
+        .where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None), lease.c.expires_at <= turn.now)
+        .values(ended_at=turn.now, end_reason="expired")
+    )
+    if ended.rowcount != len(lease_ids):
+        raise Overtaken("a lease was renewed or ended by another replica before it expired")
+    _free(connection, lease_ids, turn.now)
+    _close_claims(connection, [e.claim_id for e in turn.expired], ClaimState.ENDED, "expired", turn.now)
+
+
+def _reject(connection: Connection, turn: Turn) -> None:
+    for claim_id, code, text in turn.rejected:
+        connection.execute(
+            update(claim)
+            .where(claim.c.id == claim_id, claim.c.state == ClaimState.PENDING.value)
+            .values(
+                state=ClaimState.REJECTED.value,
+                ended_at=turn.now,
+                reason_code=code,
+                reason=text,
+                position=None,
+                expected_at=None,
+            )
+        )
+
+
+def _grant(connection: Connection, turn: Turn) -> None:
+    if not turn.grants:
+        return
+    new = {row["id"] for row in turn.claims}
+    waited = [grant.claim_id for grant in turn.grants if grant.claim_id not in new]
+    if waited:
+        moved = connection.execute(
+            update(claim)
+            .where(claim.c.id.in_(waited), claim.c.state == ClaimState.PENDING.value)
+            .values(
+                state=ClaimState.GRANTED.value,
+                reason_code=None,
+                reason=None,
+                position=None,
+                expected_at=None,
+            )
+        )
+        if moved.rowcount != len(waited):
+            raise Overtaken("a claim was withdrawn by another replica before it was granted")
+    connection.execute(
+        insert(lease),
+        [
+            {
+                "id": grant.lease_id,
+                "claim_id": grant.claim_id,
+                "epoch": 1,
+                "match_degree": grant.match_degree,
+                "granted_at": turn.now,
+                "collected_at": grant.collected_at,
+                "expires_at": grant.expires_at,
+            }
+            for grant in turn.grants
+        ],
+    )
+    connection.execute(insert(lease_device), [row for grant in turn.grants for row in grant.devices])
+
+
+def _extend(connection: Connection, turn: Turn) -> None:
+    """Write new ends of leases; few differ, since a turn renews all to the same moment."""
+    for moment, group in itertools.groupby(sorted(turn.renewed.items(), key=_moment), _moment):
+        connection.execute(
+            update(lease)
+            .where(lease.c.id.in_([lease_id for lease_id, _ in group]), lease.c.ended_at.is_(None))
+            .values(expires_at=moment)
+        )
+    for moment, group in itertools.groupby(sorted(turn.collected.items(), key=_moment), _moment):
+        connection.execute(
+            update(lease)
+            .where(lease.c.id.in_([lease_id for lease_id, _ in group]), lease.c.ended_at.is_(None))
+            .values(collected_at=turn.now, expires_at=moment)
+        )
+
+
+def _moment(item: tuple[str, datetime]) -> datetime:
+    return item[1]
