@@ -9,7 +9,7 @@ claim wait, never rejects it: artifacts can be brought. The next step is the cos
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,18 @@ def holders(nodes: Sequence[Node], request: GpuRequest) -> BoolArray | None:
         return None
     found: BoolArray = lacking(nodes, request) == 0.0
     return found
+
+
+def nearest_first(nodes: Sequence[Node], request: GpuRequest) -> Iterator[BoolArray]:
+    """Yield which nodes to look at: those that hold most of the artifacts, then those with less as well.
+
+    For a placer that cannot add a cost for each node: the first of these on which the gang fits is taken. A
+    request that requires its artifacts is only ever looked for on the holders of all.
+    """
+    lacks = lacking(nodes, request)
+    for most in [0.0] if holders(nodes, request) is not None else np.unique(lacks).tolist():
+        found: BoolArray = lacks <= most
+        yield found
 
 
 def absent_reason(request: GpuRequest, fleet: Fleet) -> Reason | None:

@@ -14,6 +14,7 @@ from airflow_gpu_provider.broker.artifact_affinity import (
     artifact_name,
     holders,
     lacking,
+    nearest_first,
 )
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.matching import candidates
@@ -56,6 +57,20 @@ def test_only_holders_of_all_serve_a_request_that_requires_them() -> None:
     found = candidates(layout, wish, nodes=allowed).devices
     assert found.any(axis=1).tolist() == [False, True]
     assert absent_reason(wish, some) is None
+
+
+def test_nodes_that_hold_more_are_looked_at_first() -> None:
+    nodes = (
+        node("one", artifacts=frozenset({WIKI})),
+        node("none"),
+        node("both", artifacts=frozenset({GPT2, WIKI})),
+    )
+    told = [each.tolist() for each in nearest_first(nodes, reads(GPT2, WIKI))]
+    assert told == [[False, False, True], [True, False, True], [True, True, True]]
+    assert [each.tolist() for each in nearest_first(nodes, reads(GPT2, required=True))] == [
+        [False, False, True]
+    ]
+    assert [each.tolist() for each in nearest_first(nodes, request())] == [[True, True, True]]
 
 
 def test_what_is_required_and_nowhere_makes_the_claim_wait_and_says_what_to_bring() -> None:

@@ -1,0 +1,57 @@
+"""What is free for a lease that grows, on the arrays of a turn.
+
+The capacity must be what a new claim would see at the end of the queue: without what leases and open offers
+hold, and without what is kept for waiting claims, so that growing never delays who waits. `part_of_offer` is
+what an open offer takes from it. The decisions are in `resize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of
+from airflow_gpu_provider.broker.layout import Layout
+from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.resize import Offer
+
+
+class FreeRoom:
+    """A `resize.Room` on a capacity and its placer."""
+
+    def __init__(self, capacity: Capacity, placer: Placer) -> None:
+        self._capacity = capacity
+        self._placer = placer
+
+    def free_milli(self, device: DeviceId) -> int:
+        """Return the free share of a device; 0 for one that is not offered."""
+        place = self._capacity.layout.place_of.get(device)
+        return 0 if place is None else max(0, int(self._capacity.milli[place]))
+
+    def memory_mib(self, device: DeviceId) -> int:
+        """Return the size of a device; 0 for one that left the fleet."""
+        place = self._capacity.layout.place_of.get(device)
+        return 0 if place is None else self._capacity.layout.device(*place).memory_mib
+
+    def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
+        """Return free devices for all of a request, or None."""
+        found = self._placer.place(request, excluded)
+        if found is None:
+            return None
+        return tuple(self._capacity.layout.device(bank, slot).id for bank, slot in found.places)
+
+
+def part_of_offer(layout: Layout, offer: Offer) -> Part:
+    """Return what an open offer takes beyond what its lease holds: with both, either place can be kept."""
+    now, then = (
+        part_of(layout, request, [layout.place_of[name] for name in devices if name in layout.place_of])
+        for request, devices in ((offer.from_request, offer.from_devices), (offer.request, offer.devices))
+    )
+    held = {(bank, slot): milli for bank, slot, milli in now.devices}
+    fed = {node: (cpu, memory) for node, cpu, memory in now.nodes}
+    devices = ((bank, slot, milli - held.get((bank, slot), 0)) for bank, slot, milli in then.devices)
+    nodes = (
+        (node, max(0, cpu - fed.get(node, (0, 0))[0]), max(0, memory - fed.get(node, (0, 0))[1]))
+        for node, cpu, memory in then.nodes
+    )
+    return Part(tuple(row for row in devices if row[2] > 0), tuple(row for row in nodes if row[1] or row[2]))
