@@ -1,0 +1,136 @@
+"""Two replicas on one PostgreSQL: any takes requests, one decides, the other takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.server.auth import lease_secret
+from airflow_gpu_provider.server.board import Entry
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.store.db_manager import migrate
+from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody, ReportBody
+
+from .conftest import SECRET, ask, report, until_leading
+
+
+def until(check: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def replicas(postgres_url: str) -> Iterator[tuple[Broker, Broker]]:
+    """Yield (leader, follower); the agent of the only node talks to the follower."""
+    migrate(postgres_url)
+    settings = Settings(
+        token_secret=SECRET, sql_alchemy_conn=postgres_url, stale_after_s=600, leader_ttl_s=1.0
+    )
+    leader, follower = Broker(settings), Broker(settings)
+    leader.start()
+    until_leading(leader)
+    follower.start()
+    follower.report(ReportBody(nodes=(report(),)))
+    until(lambda: bool(leader.mirror.stored()), "the leader hears of a node that reports to the follower")
+    yield leader, follower
+    follower.stop()
+    leader.stop()
+
+
+def look(broker: Broker, claim_id: str) -> Entry:
+    return asyncio.run(broker.find(claim_id))
+
+
+def until_granted(broker: Broker, claim_id: str) -> Entry:
+    until(lambda: look(broker, claim_id).state is ClaimState.GRANTED, "not granted")
+    entry = asyncio.run(broker.collect(claim_id))
+    assert entry.held is not None
+    return entry
+
+
+def release(broker: Broker, entry: Entry) -> None:
+    assert entry.held is not None
+    secret = lease_secret(SECRET, entry.held.lease_id, entry.held.epoch)
+    body = ReleaseBody(secret=secret, epoch=entry.held.epoch)
+    asyncio.run(broker.release(entry.held.lease_id, body))
+
+
+def test_a_request_to_the_follower_is_decided_by_the_leader(replicas: tuple[Broker, Broker]) -> None:
+    leader, follower = replicas
+    first = until_granted(follower, ask(follower, "one", gpus=2))
+    assert not follower.desk.is_open, "it does not decide"
+    waiting = ask(leader, "two", gpus=1)
+    until(lambda: look(follower, waiting).reason is not None, "the follower hears why a claim waits")
+    release(follower, first)
+    second = until_granted(leader, waiting)
+    assert second.held is not None and len(second.held.devices) == 1
+    assert leader.repository.counts() == (0, 1, 1)
+
+
+def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: tuple[Broker, Broker]) -> None:
+    leader, follower = replicas
+    entry = until_granted(leader, ask(leader, "one"))
+    assert entry.held is not None
+    lease_id = entry.held.lease_id
+    renewal = RenewBody(secret=lease_secret(SECRET, lease_id, 1), epoch=1)
+    until_at = asyncio.run(follower.renew(lease_id, renewal))
+    until(
+        lambda: (held := look(leader, entry.claim_id).held) is not None and held.expires_at == until_at,
+        "the leader hears of the renewal",
+    )
+    assert asyncio.run(follower.cancel(entry.claim_id, "revoked"))
+    until(lambda: look(leader, entry.claim_id).state is ClaimState.ENDED, "the leader hears of the end")
+    with pytest.raises(LeaseLost, match="revoked"):
+        asyncio.run(leader.renew(lease_id, renewal))
+
+
+def test_the_same_key_at_both_replicas_is_one_claim(replicas: tuple[Broker, Broker]) -> None:
+    leader, follower = replicas
+    assert ask(follower, "one") == ask(leader, "one") == ask(follower, "one")
+    until(lambda: leader.repository.counts() == (0, 1, 1), "one lease")
+
+
+def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
+    replicas: tuple[Broker, Broker], postgres_url: str
+) -> None:
+    leader, follower = replicas
+    claim_id = ask(leader, "one")
+    release(leader, until_granted(leader, claim_id))
+    until(lambda: leader.repository.counts() == (0, 0, 0), "released")
+    leader.stop()
+    until_leading(follower)
+    assert ask(follower, "one") == claim_id
+    assert look(follower, claim_id).state is ClaimState.ENDED
+
+
+def test_the_follower_takes_over_with_all_that_was_promised(replicas: tuple[Broker, Broker]) -> None:
+    leader, follower = replicas
+    held = until_granted(leader, ask(leader, "one", gpus=2))
+    waiting = ask(leader, "two", gpus=2)
+    # As if killed: it neither resigns nor writes again.
+    leader.leadership.resign = lambda term: None  # type: ignore[method-assign]
+    leader.leader.stop()
+    began = time.monotonic()
+    until_leading(follower)
+    print(f"take-over after {time.monotonic() - began:.2f} s with a TTL of 1 s")
+    release(follower, held)
+    until_granted(follower, waiting)
+    assert follower.repository.counts() == (0, 1, 2)
+
+
+def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: tuple[Broker, Broker]) -> None:
+    leader, follower = replicas
+    term = leader.leader._term
+    assert term is not None
+    leader.leadership.acquire = lambda: term  # type: ignore[method-assign]  # it believes that it still leads
+    until_leading(follower)
+    claim_id = ask(leader, "one")
+    until_granted(follower, claim_id)
+    assert leader.repository.counts() == (0, 1, 1)
