@@ -217,8 +217,7 @@ class FairShare:
         """
         if not self._quotas.by_team or self.borrows(claim):
             return frozenset()
-        own = {lease.id for lease in self._leases if team_of(lease) == claim.team}
-        return self.borrowed() - own
+        return self.borrowed()  # none of its own: it is within its quota
 
     def protected(self, claim: Claim) -> frozenset[LeaseId]:
         """Return the leases that this claim may not take: those of other teams within their quotas."""

@@ -13,7 +13,7 @@ from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.resize import Offer
+from airflow_gpu_provider.broker.resize import Offer, held_by
 
 
 class FreeRoom:
@@ -42,16 +42,13 @@ class FreeRoom:
 
 
 def part_of_offer(layout: Layout, offer: Offer) -> Part:
-    """Return what an open offer takes beyond what its lease holds: with both, either place can be kept."""
-    now, then = (
-        part_of(layout, request, [layout.place_of[name] for name in devices if name in layout.place_of])
-        for request, devices in ((offer.from_request, offer.from_devices), (offer.request, offer.devices))
+    """Return what an open offer takes beyond what its lease holds: with both, either place can be kept.
+
+    Members that move need their cores and host memory in both places, since both are at work for a while.
+    """
+    devices = ((layout.place_of[name], milli) for name, milli in held_by(offer) if name in layout.place_of)
+    arrivals = [layout.place_of[new] for _, new in offer.moves if new in layout.place_of]
+    return Part(
+        tuple((bank, slot, milli) for (bank, slot), milli in devices),
+        part_of(layout, offer.request, arrivals).nodes,
     )
-    held = {(bank, slot): milli for bank, slot, milli in now.devices}
-    fed = {node: (cpu, memory) for node, cpu, memory in now.nodes}
-    devices = ((bank, slot, milli - held.get((bank, slot), 0)) for bank, slot, milli in then.devices)
-    nodes = (
-        (node, max(0, cpu - fed.get(node, (0, 0))[0]), max(0, memory - fed.get(node, (0, 0))[1]))
-        for node, cpu, memory in then.nodes
-    )
-    return Part(tuple(row for row in devices if row[2] > 0), tuple(row for row in nodes if row[1] or row[2]))
