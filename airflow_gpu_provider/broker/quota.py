@@ -225,9 +225,7 @@ class FairShare:
             return frozenset()
         borrowed = self.borrowed()
         return frozenset(
-            lease.id
-            for lease in self._leases
-            if team_of(lease) != claim.team and self.owned(team_of(lease)) > 0 and lease.id not in borrowed
+            lease.id for lease in self._leases if team_of(lease) != claim.team and lease.id not in borrowed
         )
 
 

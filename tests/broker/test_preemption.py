@@ -75,16 +75,7 @@ def taken(
     rights: Rights | None = None,
     policy: PreemptionPolicy = POLICY,
 ) -> Preemption | None:
-    node_of = {device.id: each.name for each in some.nodes for device in each.devices}
-    return plan(
-        blocked,
-        leases,
-        fits_on(some, leases, blocked),
-        NOW,
-        policy,
-        rights=rights or Rights(),
-        node_of=node_of,
-    )
+    return plan(blocked, leases, fits_on(some, leases, blocked), NOW, policy, rights=rights or Rights())
 
 
 def victims(found: Preemption | None) -> list[str]:
