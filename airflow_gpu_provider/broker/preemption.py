@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from airflow_gpu_provider.broker.capacity import Capacity, part_of_lease
+from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
 from airflow_gpu_provider.broker.layout import BoolArray
 from airflow_gpu_provider.broker.model import (
     WHOLE_DEVICE,
@@ -88,9 +88,15 @@ def plan(
     def is_enough(some: Sequence[Lease]) -> bool:
         return fits([*coming, *some])
 
-    if not able or is_enough(()) or not is_enough(able):
+    if not able or is_enough(()):
         return None
-    found = [least_enough(order, is_enough) for order in _orders(able, now)]
+    found = [
+        least_enough(some, is_enough)
+        for order in _orders(able, now)
+        if (some := first_enough(order, is_enough))
+    ]
+    if not found:
+        return None
     best = min(found, key=lambda some: (_loss_s(some, now), len(some), sorted(each.id for each in some)))
     victims = sorted(best, key=lambda lease: (loss_s(lease, now), lease.id))
     loss = _loss_s(victims, now)
@@ -143,9 +149,15 @@ def after_preemption(claim: Claim, by: ClaimId) -> Claim:
 def fits_without(capacity: Capacity, request: GpuRequest, devices: BoolArray) -> Fits:
     """Return the test on what the claim sees as free, its own holds included; ``devices`` suit it."""
     trial = capacity.copy()
+    cached_parts: dict[LeaseId, Part] = {}
+
+    def part_of_one(lease: Lease) -> Part:
+        if lease.id not in cached_parts:
+            cached_parts[lease.id] = part_of_lease(trial.layout, lease)
+        return cached_parts[lease.id]
 
     def fits(leases: Collection[Lease]) -> bool:
-        parts = [part_of_lease(trial.layout, lease) for lease in leases]
+        parts = [part_of_one(lease) for lease in leases]
         for part in parts:
             trial.give(part)
         found = trial.fits(request, devices)
@@ -154,6 +166,15 @@ def fits_without(capacity: Capacity, request: GpuRequest, devices: BoolArray) ->
         return found
 
     return fits
+
+
+def first_enough(order: Sequence[Lease], is_enough: Callable[[Sequence[Lease]], bool]) -> Sequence[Lease]:
+    """Return as many leases from the front as are enough, in steps that double; nothing if all are not."""
+    number = 1
+    while number < len(order) and not is_enough(order[:number]):
+        number *= 2
+    front = order[:number]
+    return front if number < len(order) or is_enough(front) else ()
 
 
 def least_enough(order: Sequence[Lease], is_enough: Callable[[Sequence[Lease]], bool]) -> list[Lease]:

@@ -84,7 +84,10 @@ class Quotas:
 
 
 class FairShare:
-    """What teams hold and may have, for one walk along the queue; `count` assumes a claim is granted."""
+    """What teams hold and may have: `hold` and `drop` follow the leases, `count` assumes a claim is granted.
+
+    For another fleet make a new one: the models of the devices are read once.
+    """
 
     def __init__(self, quotas: Quotas, fleet: Fleet, leases: Iterable[Lease]) -> None:
         self._quotas = quotas
@@ -92,20 +95,41 @@ class FairShare:
             device.id: canonical_model(device.model) for node in fleet.nodes for device in node.devices
         }
         self._total = Counter(self._model_of.values())
-        self._leases = tuple(leases)
-        #: devices by team and model
+        self._leases: dict[LeaseId, Lease] = {}
+        #: milli-GPU by team and model: whole numbers, since sums of parts would drift
         self._held: defaultdict[Team, Counter[str]] = defaultdict(Counter)
-        for lease in self._leases:
-            for device in lease.devices:
-                model = self._model_of.get(device, _GONE)
-                self._held[team_of(lease)][model] += (
-                    lease.request.milli
-                )  # in milli: whole numbers do not drift
+        #: the same of claims that are assumed to be granted
+        self._assumed: defaultdict[Team, Counter[str]] = defaultdict(Counter)
+        self._cached_borrowed: frozenset[LeaseId] | None = None
+        for lease in leases:
+            self.hold(lease)
+
+    # -- events
+    def hold(self, lease: Lease) -> None:
+        """Count a lease that is new, or that has changed."""
+        self.drop(lease.id)
+        self._leases[lease.id] = lease
+        self._add(lease, lease.request.milli)
+
+    def drop(self, lease_id: LeaseId) -> None:
+        """Count a lease no more; unknown ones change nothing."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self._add(lease, -lease.request.milli)
+
+    def assume_nothing(self) -> None:
+        """Forget the claims that were assumed to be granted."""
+        self._assumed.clear()
+
+    def _add(self, lease: Lease, milli: int) -> None:
+        self._cached_borrowed = None
+        for device in lease.devices:
+            self._held[team_of(lease)][self._model_of.get(device, _GONE)] += milli
 
     # -- facts
     def held(self, team: Team) -> float:
         """Return how many devices a team holds, parts included."""
-        return self._held[team].total() / WHOLE_DEVICE
+        return (self._held[team].total() + self._assumed[team].total()) / WHOLE_DEVICE
 
     def owned(self, team: Team) -> float:
         """Return a team's quota in devices; a share is one of the whole fleet."""
@@ -114,14 +138,9 @@ class FairShare:
 
     def dominant_share(self, team: Team) -> float:
         """Return the largest share that a team holds of any model."""
-        return max(
-            (
-                milli / (self._total[model] * WHOLE_DEVICE)
-                for model, milli in self._held[team].items()
-                if self._total[model]
-            ),
-            default=0.0,
-        )
+        held, total = self._held[team] + self._assumed[team], self._total
+        shares = (milli / (total[model] * WHOLE_DEVICE) for model, milli in held.items() if total[model])
+        return max(shares, default=0.0)
 
     def borrows(self, claim: Claim) -> bool:
         """Return whether the claim would take its team above its quota."""
@@ -170,7 +189,7 @@ class FairShare:
         present = {model: self._total[model] for model in sorted(models) if self._total[model]}
         milli = claim.request.gpus * claim.request.milli
         for model, number in present.items():
-            self._held[claim.team][model] += round(milli * number / sum(present.values()))
+            self._assumed[claim.team][model] += round(milli * number / sum(present.values()))
 
     # -- limits
     def limit_reason(self, claim: Claim) -> Reason | None:
@@ -197,8 +216,10 @@ class FairShare:
         """Return the leases that teams hold above their quotas: preemptible ones, then the newest, first."""
         if not self._quotas.by_team:
             return frozenset()
+        if self._cached_borrowed is not None:
+            return self._cached_borrowed
         by_team: defaultdict[Team, list[Lease]] = defaultdict(list)
-        for lease in self._leases:
+        for lease in self._leases.values():
             by_team[team_of(lease)].append(lease)
         found: set[LeaseId] = set()
         for team, leases in by_team.items():
@@ -208,7 +229,8 @@ class FairShare:
                     break
                 found.add(lease.id)
                 above -= _size(lease)
-        return frozenset(found)
+        self._cached_borrowed = frozenset(found)
+        return self._cached_borrowed
 
     def reclaimable(self, claim: Claim) -> frozenset[LeaseId]:
         """Return the leases that the claim's team may have taken back: borrowed by others, for its own quota.
@@ -225,7 +247,9 @@ class FairShare:
             return frozenset()
         borrowed = self.borrowed()
         return frozenset(
-            lease.id for lease in self._leases if team_of(lease) != claim.team and lease.id not in borrowed
+            lease.id
+            for lease in self._leases.values()
+            if team_of(lease) != claim.team and lease.id not in borrowed
         )
 
 

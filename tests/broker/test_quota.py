@@ -128,6 +128,28 @@ def test_what_other_teams_hold_within_their_quotas_is_protected_and_what_they_bo
     assert FairShare(Quotas(), fleet(2), leases).protected(of("b", "c")) == frozenset()
 
 
+def test_events_lead_to_what_the_leases_alone_would() -> None:
+    first, second = held("a", "x", "n0/0 n0/1"), held("b", "y", "n1/0", milli=500)
+    quotas = Quotas({"a": Quota(1)})
+    share = FairShare(quotas, fleet(2), [first])
+    assert share.borrowed() == {"lease-x"}
+    share.hold(second)
+    share.hold(replace(first, devices=first.devices[:1]))
+    share.count(of("a", "soon", 2))
+    assert share.held("a") == 3
+    share.assume_nothing()
+    fresh = FairShare(quotas, fleet(2), [replace(first, devices=first.devices[:1]), second])
+    for team in ("a", "b"):
+        assert (share.held(team), share.dominant_share(team)) == (
+            fresh.held(team),
+            fresh.dominant_share(team),
+        )
+    assert share.borrowed() == fresh.borrowed() == {"lease-y"}
+    share.drop(second.id)
+    share.drop(second.id)
+    assert (share.held("b"), share.borrowed()) == (0, frozenset())
+
+
 def test_quotas_are_read_from_json() -> None:
     assert Quotas.parse(" ") == Quotas()
     text = '{"vision": {"devices": 8, "weight": 2}, "text": {"share": 0.25, "limit": 16}}'
