@@ -2,8 +2,8 @@
 
 A function of (snapshot, now, policy), without clock, store or chance: the same snapshot gives the same
 decisions, so a cycle seen in production can be replayed as a test. First leases past their time end, then
-claims that became impossible are rejected, then the queue is walked. The leader writes the decisions in one
-transaction.
+claims that became impossible are rejected, then the queue is walked. This builds everything anew; it is
+what `engine.Engine`, which keeps its state between turns, is measured against.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import datetime
 
 from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
+from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
@@ -24,7 +25,8 @@ from airflow_gpu_provider.broker.model import (
     Snapshot,
 )
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.queue import Walk, ordered
+from airflow_gpu_provider.broker.queue import Holds, Walk, class_of, ordered
+from airflow_gpu_provider.broker.standing import standings
 
 
 def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
@@ -36,10 +38,33 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
         return Decisions(expired=expired)
     layout = Layout.of(snapshot.fleet)
     rejections, admitted = _admit(layout, claims)
-    placements, waiting = _walk(layout, live, admitted, snapshot, now, policy).run(
-        ordered(admitted, now, policy)
-    )
-    return Decisions(placements, rejections, waiting, expired)
+    parts = [part_of_lease(layout, lease) for lease in live]
+    capacity = Capacity.idle(layout, max_load=policy.max_load)
+    capacity.take_all(parts)
+    asked = snapshot.recent or [*(lease.request for lease in live), *(claim.request for claim in admitted)]
+    placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band)
+    outlook = Outlook(layout, max_load=policy.max_load)
+    endings = promised(live, parts, now)
+    queue = ordered(admitted, now, policy)
+    walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings))
+    begun = {claim.id: claim.request for claim in queue if walk.visit(claim, class_of(claim))}
+    placed = walk.end()
+    endings += [
+        (seconds, part)
+        for placement, part in placed
+        if (seconds := begun[placement.claim_id].max_runtime_s) is not None
+    ]
+    waiting = standings((c for c in queue if c.id not in begun), capacity, placer, outlook, endings)
+    return Decisions(tuple(placement for placement, _ in placed), rejections, waiting, expired)
+
+
+def promised(live: Iterable[Lease], parts: Iterable[Part], now: datetime) -> list[tuple[float, Part]]:
+    """Return what ends when, in seconds from now; broken promises are no promises."""
+    return [
+        ((ends_by - now).total_seconds(), part)
+        for lease, part in zip(live, parts, strict=True)
+        if (ends_by := lease.ends_by) is not None and ends_by > now
+    ]
 
 
 def _without_lease(claims: Iterable[Claim], live: Iterable[Lease]) -> list[Claim]:
@@ -59,31 +84,3 @@ def _admit(layout: Layout, claims: Iterable[Claim]) -> tuple[tuple[Rejection, ..
         else:
             rejections.append(Rejection(claim.id, reason))
     return tuple(rejections), admitted
-
-
-def _walk(
-    layout: Layout,
-    live: list[Lease],
-    admitted: list[Claim],
-    snapshot: Snapshot,
-    now: datetime,
-    policy: CyclePolicy,
-) -> Walk:
-    parts = [part_of_lease(layout, lease) for lease in live]
-    capacity = Capacity.idle(layout, max_load=policy.max_load)
-    capacity.take_all(parts)
-    asked = snapshot.recent or [
-        *(lease.request for lease in live),
-        *(claim.request for claim in admitted),
-    ]
-    placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band)
-    return Walk(capacity, placer, policy, _endings(live, parts, now))
-
-
-def _endings(live: list[Lease], parts: list[Part], now: datetime) -> list[tuple[float, Part]]:
-    """Return what ends when, in seconds from now; broken promises are no promises."""
-    return [
-        ((lease.ends_by - now).total_seconds(), part)
-        for lease, part in zip(live, parts, strict=True)
-        if lease.ends_by is not None and lease.ends_by > now
-    ]

@@ -7,6 +7,7 @@ bring back; load; CPU and memory of the nodes; leases. The sentence is built in 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,21 @@ from airflow_gpu_provider.broker.layout import BoolArray, Layout
 from airflow_gpu_provider.broker.model import GpuRequest, Reason, ReasonCode
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The reason, and whether the end of leases (and of load) is enough for the claim to start."""
+class Outlook:
+    """What the end of leases would free: the fleet without any, as it is offered now."""
 
-    reason: Reason
-    starts_by_waiting: bool
+    def __init__(self, layout: Layout, *, max_load: float) -> None:
+        self.max_load = max_load
+        self.idle = Capacity.idle(layout, max_load=max_load)
+        self.at_ease = Capacity(layout, layout.offered)
+        self._cached: dict[Hashable, bool] = {}
+
+    def starts_by_waiting(self, key: Hashable, request: GpuRequest, devices: BoolArray) -> bool:
+        """Return whether the end of leases (and of load) is enough for a claim of this class to start."""
+        known = self._cached.get(key)
+        if known is None:
+            known = self._cached[key] = self.at_ease.fits(request, devices)
+        return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,28 +44,24 @@ class Suitable:
 
 
 def diagnose(
-    request: GpuRequest, suitable: Suitable, *, visible: Capacity, unheld: Capacity, max_load: float
-) -> Diagnosis:
+    request: GpuRequest, suitable: Suitable, *, visible: Capacity, unheld: Capacity, outlook: Outlook
+) -> Reason:
     """Return why the claim waits. ``visible`` is free for it, ``unheld`` is free without holds for others."""
-    layout = visible.layout
-    idle = Capacity.idle(layout, max_load=max_load)
-    at_ease = Capacity(layout, layout.offered)
     counts = _count(request, suitable, visible, unheld)
     allowed = suitable.allowed
-    starts_by_waiting = at_ease.fits(request, allowed)
     if unheld.fits(request, allowed):
         code = ReasonCode.BEHIND_HEAD
     elif unheld.fits(request, suitable.all):
         code = ReasonCode.DEVICES_EXCLUDED
-    elif not starts_by_waiting:
+    elif not outlook.at_ease.fits(request, allowed):
         code = ReasonCode.DEVICES_UNAVAILABLE
-    elif not idle.fits(request, allowed):
+    elif not outlook.idle.fits(request, allowed):
         code = ReasonCode.NODES_BUSY
     elif counts.free + counts.held >= request.gpus:
         code = ReasonCode.HOST_FULL
     else:
         code = ReasonCode.DEVICES_LEASED
-    return Diagnosis(reasons.waits(code, request, counts, max_load=max_load), starts_by_waiting)
+    return reasons.waits(code, request, counts, max_load=outlook.max_load)
 
 
 def _count(request: GpuRequest, suitable: Suitable, visible: Capacity, unheld: Capacity) -> reasons.Counts:

@@ -2,17 +2,24 @@
 
 The owner tells what happened (`submit`, `withdraw`, `end`, `renew`, `set_fleet`) and asks for a `turn`. A
 turn takes the devices of its placements at once, so the next one cannot give them out again; the owner
-answers each placement with `granted`, or with `not_granted` when it could not be written. Pure: no clock,
-no store, no chance. The next step is the transaction of `server.leader`.
+answers each placement with `granted`, or with `not_granted` when it could not be written. A turn looks at
+the request classes that an event could have unblocked, never at each claim or node. Pure: no clock, no
+store, no chance. The next step is the transaction of the server's leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from functools import partial
+from heapq import heapify, heappop, heappush
 
-from airflow_gpu_provider.broker.cycle import decide
+from airflow_gpu_provider.broker.admission import Admission
+from airflow_gpu_provider.broker.capacity import Capacity, Part
+from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.fleet_changes import changed_nodes
+from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
     Claim,
     ClaimId,
@@ -22,12 +29,21 @@ from airflow_gpu_provider.broker.model import (
     GpuRequest,
     Lease,
     LeaseId,
+    Node,
     Placement,
-    Snapshot,
+    Rejection,
     Waiting,
 )
+from airflow_gpu_provider.broker.pending import Pending
+from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.queue import Holds, Rank, Walk, class_of, rank
+from airflow_gpu_provider.broker.regions import Regions
+from airflow_gpu_provider.broker.standing import standings
+from airflow_gpu_provider.broker.stream import Stream
 
-_NEVER = datetime.max
+_NEVER = datetime.max.replace(tzinfo=timezone.utc)
+#: Standings that are this old may be told again.
+_STANDING_S = 1.0
 
 
 class Engine:
@@ -41,90 +57,199 @@ class Engine:
         claims: Iterable[Claim] = (),
         recent: Iterable[GpuRequest] = (),
     ) -> None:
+        leases, claims = list(leases), list(claims)
         self._policy = policy
-        self._fleet = fleet
-        self._leases = {lease.id: lease for lease in leases}
-        self._claims = {claim.id: claim for claim in claims}
-        self._recent = tuple(recent)
+        asked = list(recent) or [*(lease.request for lease in leases), *(claim.request for claim in claims)]
+        self._stream = Stream(asked)
+        self._new: dict[ClaimId, Claim] = {}
+        self._pending = Pending()
         #: placed by a turn, not yet answered
-        self._pending: dict[ClaimId, tuple[Claim, Lease]] = {}
+        self._placed: dict[ClaimId, Claim] = {}
+        self._told: tuple[datetime, tuple[Waiting, ...]] | None = None
+        self._dirty = 0  # kinds of devices to which something happened
+        self._build(Layout.of(fleet), leases)
+        for claim in claims:
+            self._new[claim.id] = claim
 
     # -- events
     def set_fleet(self, fleet: Fleet, now: datetime) -> None:
         """Take the fleet as it is now; cheap when only load or availability of some nodes changed."""
-        self._fleet = fleet
+        changed = changed_nodes(self._layout.nodes, fleet)
+        if changed is None:
+            waiting = list(self._pending.ordered())
+            self._pending = Pending()
+            self._build(Layout.of(fleet), list(self._holdings))
+            self._new = {claim.id: claim for claim in waiting} | self._new
+        elif changed:
+            self._reopen(changed)
 
     def submit(self, claim: Claim) -> None:
         """Add a claim to the queue; a claim that is known already changes nothing."""
-        if claim.id not in self._pending and not self._is_served(claim.id):
-            self._claims.setdefault(claim.id, claim)
+        if claim.id in self._pending or claim.id in self._new or self._holdings.serves(claim.id):
+            return
+        self._new[claim.id] = claim
+        self._stream.add(claim.request)
 
     def withdraw(self, claim_id: ClaimId) -> None:
         """Forget a claim that waits; unknown ones change nothing."""
-        self._claims.pop(claim_id, None)
+        self._new.pop(claim_id, None)
+        of_class = self._pending.remove(claim_id)
+        if of_class is not None:
+            self._touch(of_class.kinds)  # what it held may serve others
 
     def end(self, lease_id: LeaseId) -> None:
         """Free the devices of a lease that was released, expired or revoked."""
-        self._leases.pop(lease_id, None)
+        found = self._holdings.remove(lease_id)
+        if found is not None:
+            self._capacity.give(found[1])
+            self._touch(self._regions.of_part(found[1]))
 
     def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
         """Move the end of a lease; unknown ones change nothing."""
-        lease = self._leases.get(lease_id)
-        if lease is not None:
-            self._leases[lease_id] = replace(lease, expires_at=expires_at)
+        self._holdings.renew(lease_id, expires_at)
 
     def granted(self, placement: Placement, lease: Lease) -> None:
         """Confirm that a placement was written as this lease, or learn a lease that was made elsewhere."""
-        self._pending.pop(placement.claim_id, None)
-        self._claims.pop(placement.claim_id, None)
-        self._leases[lease.id] = lease
+        self._placed.pop(placement.claim_id, None)
+        self.withdraw(placement.claim_id)
+        self.end(lease.id)
+        mine = self._holdings.remove(_placed_id(placement.claim_id))
+        if mine is None or mine[0].devices != lease.devices or mine[0].request != lease.request:
+            if mine is not None:
+                self._capacity.give(mine[1])
+                self._touch(self._regions.of_part(mine[1]))
+            self._capacity.take(self._holdings.add(lease))
+        else:
+            self._holdings.add(lease, mine[1])
 
     def not_granted(self, claim_id: ClaimId) -> None:
         """Take a placement back that could not be written: its claim waits again."""
-        claim, _ = self._pending.pop(claim_id)
-        self._claims[claim_id] = claim
+        claim = self._placed.pop(claim_id)
+        self.end(_placed_id(claim_id))
+        self._new[claim_id] = claim
 
     # -- decisions
     def turn(self, now: datetime) -> Decisions:
         """Return what to write now: ended leases, rejections and placements; ``waiting`` stays empty."""
-        decisions = decide(self._snapshot(now), now, self._policy)
-        for lease_id in decisions.expired:
-            self._leases.pop(lease_id)
-        for rejection in decisions.rejections:
-            self._claims.pop(rejection.claim_id)
-        for placement in decisions.placements:
-            claim = self._claims.pop(placement.claim_id)
-            self._pending[claim.id] = (claim, _as_lease(claim, placement, now))
-        return replace(decisions, waiting=())
+        expired = self._holdings.expired(now)
+        for lease_id in expired:
+            self.end(lease_id)
+        for part in self._holdings.broken(now):
+            self._touch(self._regions.of_part(part))
+        rejections = self._take_in(now) if self._new else ()
+        placements = self._place(now) if self._dirty else ()
+        return Decisions(placements, rejections, (), expired)
 
     def standing(self, claim_id: ClaimId, now: datetime) -> Waiting | None:
         """Return where a claim stands; None = it does not wait here."""
         return next((each for each in self.waiting(now) if each.claim_id == claim_id), None)
 
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
-        """Return where the claims stand, the next one first."""
-        return decide(self._snapshot(now), now, self._policy).waiting[:limit]
+        """Return where the claims stand that the last turn left, the next one first."""
+        if self._told is None or abs((now - self._told[0]).total_seconds()) >= _STANDING_S:
+            endings = self._holdings.endings(now)
+            found = standings(self._pending.ordered(), self._capacity, self._placer, self._outlook, endings)
+            self._told = (now, found)
+        return self._told[1][:limit]
+
+    @property
+    def mix_of(self) -> tuple[GpuRequest, ...]:
+        """The requests that placement reckons with now."""
+        return self._stream.in_use
 
     def validate(self) -> None:
         """Raise `AssertionError` when the state contradicts itself."""
-        if self._claims.keys() & self._pending.keys():
-            raise AssertionError("a claim both waits and is placed")
+        fresh = Capacity.idle(self._layout, max_load=self._policy.max_load)
+        fresh.take_all(self._holdings.parts())
+        mine = self._capacity
+        for name in ("open", "milli", "cpu", "memory"):
+            if (getattr(fresh, name) != getattr(mine, name)).any():
+                raise AssertionError(f"{name} is not what the leases leave")
+        if fresh.free_of_kind != mine.free_of_kind:
+            raise AssertionError("the sums by kind are not those of the devices")
+        waits = {claim.id for claim in self._pending.ordered()} | self._new.keys()
+        if any(map(self._holdings.serves, waits)) or waits & self._placed.keys():
+            raise AssertionError("a claim both waits and holds devices")
 
-    def _is_served(self, claim_id: ClaimId) -> bool:
-        return any(lease.claim_id == claim_id for lease in self._leases.values())
+    # -- parts of a turn
+    def _take_in(self, now: datetime) -> tuple[Rejection, ...]:
+        """Judge and rank what was submitted since the last turn."""
+        rejections = []
+        for claim in self._new.values():
+            if self._holdings.serves(claim.id):
+                continue
+            reason = self._admission.reject_reason(claim.request, claim.excluded)
+            if reason is not None:
+                rejections.append(Rejection(claim.id, reason))
+                continue
+            key = class_of(claim)
+            kinds = self._regions.of_kinds(self._placer.kinds(*key))
+            self._pending.add(claim, key, kinds, rank(claim, now, self._policy))
+            self._touch(kinds)
+        self._new.clear()
+        return tuple(rejections)
 
-    def _snapshot(self, now: datetime) -> Snapshot:
-        placed = (lease for _, lease in self._pending.values())
-        leases = (*self._leases.values(), *placed)
-        return Snapshot(self._fleet, leases, tuple(self._claims.values()), self._recent)
+    def _place(self, now: datetime) -> tuple[Placement, ...]:
+        """Walk along the classes whose devices something happened to, or who share devices with those."""
+        classes = self._regions.around(self._dirty, self._pending.classes.values())
+        self._dirty = 0
+        if not classes:
+            return ()
+        mix = self._stream.renewed(self._layout)
+        if mix is not None:
+            self._placer.renew(mix)
+        holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
+        walk = Walk(self._capacity, self._placer, holds)
+        begun: dict[ClaimId, Claim] = {}
+        heads: list[tuple[Rank, int]] = [(each.rank, number) for number, each in enumerate(classes)]
+        heapify(heads)
+        while heads:
+            _, number = heappop(heads)
+            of_class = classes[number]
+            claim = of_class.first
+            if not walk.visit(claim, of_class.key):
+                continue
+            begun[claim.id] = claim
+            self._pending.remove(claim.id)
+            if of_class.queue:
+                heappush(heads, (of_class.rank, number))
+        return tuple(self._note(begun[made.claim_id], made, part, now) for made, part in walk.end())
+
+    def _note(self, claim: Claim, placement: Placement, part: Part, now: datetime) -> Placement:
+        devices = placement.devices + placement.spares
+        lease = Lease(_placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER)
+        self._holdings.add(lease, part)
+        self._placed[claim.id] = claim
+        return placement
+
+    # -- the fleet
+    def _build(self, layout: Layout, leases: list[Lease]) -> None:
+        self._layout = layout
+        self._admission = Admission(layout)
+        self._capacity = Capacity.idle(layout, max_load=self._policy.max_load)
+        self._holdings = Holdings(layout, leases)
+        self._capacity.take_all(self._holdings.parts())
+        self._placer = Placer(self._capacity, self._stream.mix(layout), cost_band=self._policy.cost_band)
+        self._outlook = Outlook(layout, max_load=self._policy.max_load)
+        self._regions = Regions(layout)
+        self._dirty = 0
+        self._told = None
+
+    def _reopen(self, changed: Mapping[int, Node]) -> None:
+        before = self._capacity.open, self._layout.offered
+        self._layout = self._layout.renewed(changed)
+        held = self._holdings.parts_on(changed)
+        self._capacity.reopen(self._layout, list(changed), held, max_load=self._policy.max_load)
+        banks = (before[0] != self._capacity.open) | (before[1] != self._layout.offered)
+        if banks.any():
+            self._outlook = Outlook(self._layout, max_load=self._policy.max_load)
+            self._touch(self._regions.of_kinds(set(self._layout.kind_of[banks.any(axis=1)].tolist())))
+        self._told = None
+
+    def _touch(self, kinds: int) -> None:
+        self._dirty |= kinds
+        self._told = None
 
 
-def _as_lease(claim: Claim, placement: Placement, now: datetime) -> Lease:
-    return Lease(
-        id=LeaseId(f"placed:{claim.id}"),
-        claim_id=claim.id,
-        devices=placement.devices + placement.spares,
-        request=claim.request,
-        granted_at=now,
-        expires_at=_NEVER.replace(tzinfo=now.tzinfo),
-    )
+def _placed_id(claim_id: ClaimId) -> LeaseId:
+    return LeaseId(f"placed:{claim_id}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -55,6 +55,7 @@ class Layout:
     load: FloatArray  #: [N] CPU load, NaN = unknown
     hosts: tuple[str, ...]
     host_of: IntArray  #: [N]
+    is_one_kind_a_node: bool
 
     @classmethod
     def of(cls, fleet: Fleet) -> Layout:
@@ -91,12 +92,28 @@ class Layout:
             load=np.array([math.nan if node.load is None else node.load for node in nodes], np.float64),
             hosts=hosts,
             host_of=np.array([host_number[node.host] for node in nodes], np.int64),
+            is_one_kind_a_node=len(set(node_of.tolist())) == len(banks),
         )
 
     @property
     def width(self) -> int:
         """The size of the largest bank."""
         return int(self.exists.shape[1])
+
+    def renewed(self, nodes: Mapping[int, Node]) -> Layout:
+        """Return the layout with these nodes by number, which differ only in load and availability."""
+        every, banks = list(self.nodes), list(self.banks)
+        offered, load = self.offered.copy(), self.load.copy()
+        for number, node in nodes.items():
+            every[number] = node
+            load[number] = math.nan if node.load is None else node.load
+            now = {device.id: device for device in node.devices}
+            for bank in range(self.first_bank[number], self.first_bank[number + 1]):
+                banks[bank] = tuple(now[device.id] for device in banks[bank])
+                offered[bank, : len(banks[bank])] = [
+                    node.unavailable is None and device.unavailable is None for device in banks[bank]
+                ]
+        return replace(self, nodes=tuple(every), banks=tuple(banks), offered=offered, load=load)
 
     def device(self, bank: int, slot: int) -> Device:
         """Return the device at a place."""

@@ -1,50 +1,64 @@
 """Who is next, and what a claim that cannot start keeps for itself.
 
-Order: value, less a penalty for backfill runs, plus ageing; ties by time of submission, then id. A blocked
-claim holds the free devices that it could use; a later one may take them only if it promises to end before
-the blocked one is expected to start (EASY backfill). Claims for other devices pass freely. A claim that
-waits for people (drained devices) holds nothing, or it would idle the rest. The next step is
-`cycle.decide`.
+Order: value, less a penalty for backfill runs, plus ageing; ties by time of submission, then id. All claims
+age alike, so the order of two never changes and is kept as a number. A blocked claim holds the free devices
+that it could use; a later one may take them only if it promises to end before the blocked one is expected
+to start (EASY backfill). Claims for other devices pass freely. A claim that waits for people (drained
+devices) holds nothing, or it would idle the rest. The next step is `cycle.decide` or `engine.Engine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timezone
+from typing import TypeAlias
 
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, Place, part_of
-from airflow_gpu_provider.broker.diagnosis import Diagnosis, Suitable, diagnose
+from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.forecast import NOTHING, Expected, Forecast
 from airflow_gpu_provider.broker.layout import BoolArray
 from airflow_gpu_provider.broker.model import (
     Claim,
+    ClaimId,
     CyclePolicy,
     DeviceId,
     GpuRequest,
     Placement,
     RunType,
-    Waiting,
 )
 from airflow_gpu_provider.broker.placement import Found, Placer
 
-#: Claims for which a start is computed in a cycle; those further back show "unknown", and hold on to
-#: their devices without one. Bounds the time of a cycle, not what is decided for the head.
+#: Classes of which a start is computed in one walk; those further back hold on to their devices without
+#: one. Bounds the time of a walk, not what is decided for the head.
 _FORECAST_DEPTH = 100
 
+_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
-def urgency(claim: Claim, now: datetime, policy: CyclePolicy) -> float:
-    """Return the rank value of a claim: higher goes first."""
-    waited_min = max(0.0, (now - claim.submitted_at).total_seconds() / 60)
+#: Sorts claims, the next one first.
+Rank: TypeAlias = tuple[float, datetime, ClaimId]
+#: What makes claims alike: one of them can start exactly when the others can.
+ClassKey: TypeAlias = tuple[GpuRequest, frozenset[DeviceId]]
+
+
+def rank(claim: Claim, now: datetime, policy: CyclePolicy) -> Rank:
+    """Return the claim's place in the order. Who submits by a clock that is ahead counts from ``now``."""
     penalty = policy.backfill_penalty if claim.run_type is RunType.BACKFILL else 0.0
-    return claim.value - penalty + policy.ageing_per_min * waited_min
+    waits_since_min = (min(claim.submitted_at, now) - _EPOCH).total_seconds() / 60
+    return (policy.ageing_per_min * waits_since_min - (claim.value - penalty), claim.submitted_at, claim.id)
 
 
 def ordered(claims: Iterable[Claim], now: datetime, policy: CyclePolicy) -> list[Claim]:
     """Return the claims, the next one first."""
-    return sorted(claims, key=lambda claim: (-urgency(claim, now, policy), claim.submitted_at, claim.id))
+    return sorted(claims, key=lambda claim: rank(claim, now, policy))
+
+
+def class_of(claim: Claim) -> ClassKey:
+    """Return the class. Spares are no part of whether a claim can start."""
+    request = claim.request
+    return (replace(request, spares=0) if request.spares else request), claim.excluded
 
 
 @dataclass(slots=True)
@@ -55,15 +69,6 @@ class _Hold:
     starts_in_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocked:
-    """What is known of a request class that could not start in this cycle."""
-
-    diagnosis: Diagnosis
-    devices: BoolArray
-    is_forecast: bool  #: False = its start is unknown, and so is that of those behind it
-
-
 @dataclass(slots=True)
 class _Granted:
     claim: Claim
@@ -71,111 +76,155 @@ class _Granted:
     spares: tuple[Place, ...] = ()
 
 
-class Walk:
-    """One walk along the queue: each claim is placed, or holds what it needs and waits.
-
-    Capacity only shrinks during a walk, so once a request class is blocked, every later claim of it is: a
-    thousand claims for a full flavor cost little more than one.
-    """
+class Holds:
+    """What blocked claims keep of a capacity, the first in the order first; `let_go` gives all of it back."""
 
     def __init__(
         self,
         capacity: Capacity,
         placer: Placer,
-        policy: CyclePolicy,
-        endings: Iterable[tuple[float, Part]],
+        outlook: Outlook,
+        endings: Callable[[], Iterable[tuple[float, Part]]],
     ) -> None:
         self._capacity = capacity
-        #: the same without holds
-        self._unheld = capacity.copy()
         self._placer = placer
-        self._policy = policy
-        self._endings = list(endings)
+        self._outlook = outlook
+        self._endings = endings
+        self._begun: list[tuple[Part, float | None]] = []
         self._forecast: Forecast | None = None
         self._forecasts = 0
         self._holds: list[_Hold] = []
-        self._blocked: dict[tuple[GpuRequest, frozenset[DeviceId]], _Blocked] = {}
-        self._granted: list[_Granted] = []
-        self._waiting: list[Waiting] = []
-        #: [B, W] devices that some waiting claim could use once leases end
-        self._wanted: BoolArray = np.zeros_like(capacity.open)
 
-    def run(self, queue: Sequence[Claim]) -> tuple[tuple[Placement, ...], tuple[Waiting, ...]]:
-        """Return the placements and where the others stand."""
-        for claim in queue:
-            self._visit(claim)
-        for granted in self._granted:
-            granted.spares = self._idle_spares(granted)
-        return tuple(self._placement(granted) for granted in self._granted), tuple(self._waiting)
+    def block(self, key: ClassKey) -> Expected:
+        """Keep what a claim of this class needs and say when it is expected to start."""
+        request, excluded = key
+        if self._has_nothing_to_hold(key):
+            return NOTHING
+        devices = self._placer.suitable(request, excluded)
+        if not self._outlook.starts_by_waiting(key, key[0], devices):
+            return NOTHING
+        expected = self._expect(request, devices)
+        kept = self._capacity.hide(expected.keep)
+        if kept.devices or kept.nodes:
+            self._holds.append(_Hold(kept, expected.starts_in_s))
+        return expected
 
-    def _visit(self, claim: Claim) -> None:
-        # Spares are no part of whether a claim can start.
-        key = (replace(claim.request, spares=0), claim.excluded)
-        blocked = self._blocked.get(key)
-        if blocked is None:
-            found = self._place(claim)
-            if found is not None:
-                self._granted.append(_Granted(claim, found))
-                return
-            blocked, expected = self._block(claim)
-            self._blocked[key] = blocked
-        else:
-            expected = self._expect(claim.request, blocked.devices) if blocked.is_forecast else NOTHING
-        position = len(self._waiting) + 1
-        self._waiting.append(Waiting(claim.id, position, blocked.diagnosis.reason, expected.starts_in_s))
-
-    # -- placing
-    def _place(self, claim: Claim) -> Found | None:
-        request = claim.request
-        passable = [hold for hold in self._holds if _ends_before(request, hold)]
+    def passing(self, request: GpuRequest) -> list[_Hold]:
+        """Open the holds that a request need not respect; close them again with `close`."""
+        if request.max_runtime_s is None:
+            return []
+        passable = [hold for hold in self._holds if _ends_before(request.max_runtime_s, hold)]
         for hold in passable:
             self._capacity.give(hold.part)
-        found = self._placer.place(request, claim.excluded)
-        if found is not None:
-            part = part_of(self._capacity.layout, request, found.places)
-            self._capacity.take(part)
-            self._unheld.take(part)
-            if self._forecast is not None:
-                self._forecast.book(part, request.max_runtime_s)
-            elif request.max_runtime_s is not None:
-                self._endings.append((request.max_runtime_s, part))
-        for hold in passable:
-            hold.part = self._capacity.hide(hold.part)
-        return found
+        return passable
 
-    # -- blocked claims
-    def _block(self, claim: Claim) -> tuple[_Blocked, Expected]:
-        request = claim.request
-        suitable = Suitable(self._placer.suitable(request), self._placer.suitable(request, claim.excluded))
-        diagnosis = diagnose(
-            request, suitable, visible=self._capacity, unheld=self._unheld, max_load=self._policy.max_load
-        )
-        expected = NOTHING
-        if diagnosis.starts_by_waiting:
-            self._wanted |= suitable.allowed
-            expected = self._expect(request, suitable.allowed)
-            kept = self._capacity.hide(expected.keep)
-            if kept.devices or kept.nodes:
-                self._holds.append(_Hold(kept, expected.starts_in_s))
-        return _Blocked(diagnosis, suitable.allowed, expected.starts_in_s is not None), expected
+    def close(self, opened: Iterable[_Hold]) -> None:
+        """Keep again what is left of these holds."""
+        for hold in opened:
+            hold.part = self._capacity.hide(hold.part)
+
+    def begin(self, part: Part, max_runtime_s: float | None) -> None:
+        """Count on a claim that starts now: it takes a part, and ends when it promised."""
+        if self._forecast is not None:
+            self._forecast.book(part, max_runtime_s)
+        else:
+            self._begun.append((part, max_runtime_s))
+
+    def wants(self, key: ClassKey) -> BoolArray:
+        """Return the devices that a claim of this class could use once leases end."""
+        devices = self._placer.suitable(*key)
+        return devices if self._outlook.starts_by_waiting(key, key[0], devices) else np.zeros_like(devices)
+
+    def let_go(self) -> None:
+        """Give all holds back."""
+        for hold in self._holds:
+            self._capacity.give(hold.part)
+        self._holds.clear()
+
+    def _has_nothing_to_hold(self, key: ClassKey) -> bool:
+        """Tell whether nothing at all is free that the class could use: then there is nothing to keep.
+
+        On a node with several kinds its cores may be free though its devices are not, and may be needed.
+        """
+        capacity, (request, excluded) = self._capacity, key
+        if any(capacity.free_of_kind[kind] for kind in self._placer.kinds(request, excluded)):
+            return False
+        return capacity.layout.is_one_kind_a_node or not (request.cpu_cores or request.host_memory_mib)
 
     def _expect(self, request: GpuRequest, devices: BoolArray) -> Expected:
         if self._forecast is None:
-            idle = Capacity.idle(self._capacity.layout, max_load=self._policy.max_load)
-            self._forecast = Forecast(self._capacity, idle, self._endings)
+            begun = [(seconds, part) for part, seconds in self._begun if seconds is not None]
+            self._forecast = Forecast(self._capacity, self._outlook.idle, [*self._endings(), *begun])
         self._forecasts += 1
         if self._forecasts > _FORECAST_DEPTH:
             return self._forecast.expect_unknown(request, devices)
         return self._forecast.expect(request, devices)
 
+
+def _ends_before(max_runtime_s: float, hold: _Hold) -> bool:
+    return hold.starts_in_s is not None and max_runtime_s <= hold.starts_in_s
+
+
+class Walk:
+    """One walk along the queue: each claim is placed, or holds what it needs and waits.
+
+    Capacity only shrinks during a walk, so once a class is blocked, every later claim of it is: only the
+    first one of a class is looked at, and only that one holds something.
+    """
+
+    def __init__(self, capacity: Capacity, placer: Placer, holds: Holds) -> None:
+        self._capacity = capacity
+        self._placer = placer
+        self._holds = holds
+        self._blocked: dict[ClassKey, None] = {}
+        self._granted: list[_Granted] = []
+
+    def visit(self, claim: Claim, key: ClassKey) -> bool:
+        """Place the claim, whose devices are taken then, or block its class; return whether it was placed."""
+        if key in self._blocked:
+            return False
+        found = self._place(claim.request, claim.excluded)
+        if found is None:
+            self._blocked[key] = None
+            self._holds.block(key)
+            return False
+        self._granted.append(_Granted(claim, found))
+        return True
+
+    def end(self) -> list[tuple[Placement, Part]]:
+        """Give spares to the placed, and the holds back; return the placements and what each takes."""
+        wanted = self._wanted() if any(each.claim.request.spares for each in self._granted) else None
+        for granted in self._granted:
+            if wanted is not None and granted.claim.request.spares:
+                granted.spares = self._idle_spares(granted, wanted)
+        self._holds.let_go()
+        return [self._placement(granted) for granted in self._granted]
+
+    def _place(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Found | None:
+        opened = self._holds.passing(request)
+        found = self._placer.place(request, excluded)
+        if found is not None:
+            part = part_of(self._capacity.layout, request, found.places)
+            self._capacity.take(part)
+            self._holds.begin(part, request.max_runtime_s)
+        self._holds.close(opened)
+        return found
+
     # -- spares
-    def _idle_spares(self, granted: _Granted) -> tuple[Place, ...]:
+    def _wanted(self) -> BoolArray:
+        """Return the devices that some waiting claim could use once leases end."""
+        wanted: BoolArray = np.zeros_like(self._capacity.open)
+        for key in self._blocked:
+            wanted |= self._holds.wants(key)
+        return wanted
+
+    def _idle_spares(self, granted: _Granted, wanted: BoolArray) -> tuple[Place, ...]:
         """Return devices of the gang's kinds that no waiting claim could use, the gang's own host first."""
         request, layout = granted.claim.request, self._capacity.layout
         spares: list[Place] = []
         members = np.array([bank for bank, _ in granted.found.places], np.int64)
         alike = np.isin(layout.kind_of, layout.kind_of[members])
-        suitable = self._placer.suitable(request, granted.claim.excluded) & alike[:, None] & ~self._wanted
+        suitable = self._placer.suitable(request, granted.claim.excluded) & alike[:, None] & ~wanted
         for place in granted.found.places:
             suitable[place] = False
         host_of_bank = layout.host_of[layout.node_of]
@@ -193,17 +242,17 @@ class Walk:
             spares.append(place)
         return tuple(spares)
 
-    def _placement(self, granted: _Granted) -> Placement:
-        device = self._capacity.layout.device
-        return Placement(
+    def _placement(self, granted: _Granted) -> tuple[Placement, Part]:
+        layout, request, found = self._capacity.layout, granted.claim.request, granted.found
+        placement = Placement(
             granted.claim.id,
-            tuple(device(bank, slot).id for bank, slot in granted.found.places),
-            tuple(device(bank, slot).id for bank, slot in granted.spares),
-            granted.found.match_degree,
+            tuple(layout.device(bank, slot).id for bank, slot in found.places),
+            tuple(layout.device(bank, slot).id for bank, slot in granted.spares),
+            found.match_degree,
         )
-
-
-def _ends_before(request: GpuRequest, hold: _Hold) -> bool:
-    if request.max_runtime_s is None or hold.starts_in_s is None:
-        return False
-    return request.max_runtime_s <= hold.starts_in_s
+        part = part_of(layout, request, (*found.places, *granted.spares))
+        if granted.spares:  # taken one by one, each rounded up: a lease takes them together
+            for places in (found.places, *([spare] for spare in granted.spares)):
+                self._capacity.give(part_of(layout, request, places))
+            self._capacity.take(part)
+        return placement, part

@@ -1,0 +1,121 @@
+"""The live leases and what each takes of the fleet.
+
+Also what was placed and waits to be written: it holds its devices under the id of its claim. Knows which
+lease is next to expire and whose promise is next to be broken, without a look at the others. The next step
+is the turn of `engine.Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from heapq import heappop, heappush
+
+from airflow_gpu_provider.broker.capacity import Part, part_of_lease
+from airflow_gpu_provider.broker.layout import Layout
+from airflow_gpu_provider.broker.model import ClaimId, Lease, LeaseId
+
+
+class Holdings:
+    """Leases by id, by claim and by node; parts belong to one layout."""
+
+    def __init__(self, layout: Layout, leases: Iterable[Lease] = ()) -> None:
+        self._layout = layout
+        self._held: dict[LeaseId, tuple[Lease, Part]] = {}
+        self._of_claim: dict[ClaimId, LeaseId] = {}
+        self._on_node: dict[int, dict[LeaseId, None]] = {}
+        self._promising: dict[LeaseId, None] = {}
+        self._expiries: list[tuple[datetime, LeaseId]] = []
+        self._promises: list[tuple[datetime, LeaseId]] = []
+        for lease in leases:
+            self.add(lease)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return (lease for lease, _ in self._held.values())
+
+    def __contains__(self, lease_id: LeaseId) -> bool:
+        return lease_id in self._held
+
+    def serves(self, claim_id: ClaimId) -> bool:
+        """Return whether the claim holds devices."""
+        return claim_id in self._of_claim
+
+    def lease_of(self, claim_id: ClaimId) -> LeaseId | None:
+        """Return the lease of a claim."""
+        return self._of_claim.get(claim_id)
+
+    def parts(self) -> list[Part]:
+        """Return all that is taken."""
+        return [part for _, part in self._held.values()]
+
+    def parts_on(self, nodes: Iterable[int]) -> list[Part]:
+        """Return what is taken on any of these nodes, each part once."""
+        ids = {lease_id: None for node in nodes for lease_id in self._on_node.get(node, ())}
+        return [self._held[lease_id][1] for lease_id in ids]
+
+    def add(self, lease: Lease, part: Part | None = None) -> Part:
+        """Add a lease and return what it takes."""
+        part = part_of_lease(self._layout, lease) if part is None else part
+        self._held[lease.id] = (lease, part)
+        self._of_claim[lease.claim_id] = lease.id
+        for node, _, _ in part.nodes:
+            self._on_node.setdefault(node, {})[lease.id] = None
+        heappush(self._expiries, (lease.expires_at, lease.id))
+        if lease.ends_by is not None:
+            self._promising[lease.id] = None
+            heappush(self._promises, (lease.ends_by, lease.id))
+        return part
+
+    def remove(self, lease_id: LeaseId) -> tuple[Lease, Part] | None:
+        """Forget a lease and return it with what it took; None = it is unknown."""
+        found = self._held.pop(lease_id, None)
+        if found is None:
+            return None
+        lease, part = found
+        if self._of_claim.get(lease.claim_id) == lease_id:
+            del self._of_claim[lease.claim_id]
+        for node, _, _ in part.nodes:
+            del self._on_node[node][lease_id]
+        self._promising.pop(lease_id, None)
+        return found
+
+    def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
+        """Move the end of a lease."""
+        found = self._held.get(lease_id)
+        if found is None:
+            return
+        lease, part = found
+        self._held[lease_id] = (replace(lease, expires_at=expires_at), part)
+        if expires_at < lease.expires_at:
+            heappush(self._expiries, (expires_at, lease_id))
+
+    def expired(self, now: datetime) -> tuple[LeaseId, ...]:
+        """Return the leases past their time; each is told once, the caller removes it."""
+        over: dict[LeaseId, None] = {}  # a lease that was shortened is in the heap twice
+        while self._expiries and self._expiries[0][0] <= now:
+            _, lease_id = heappop(self._expiries)
+            found = self._held.get(lease_id)
+            if found is None:
+                continue
+            if found[0].expires_at <= now:
+                over[lease_id] = None
+            else:
+                heappush(self._expiries, (found[0].expires_at, lease_id))
+        return tuple(over)
+
+    def broken(self, now: datetime) -> Iterator[Part]:
+        """Yield what is held longer than was promised, each once."""
+        while self._promises and self._promises[0][0] <= now:
+            _, lease_id = heappop(self._promises)
+            if lease_id in self._promising:
+                yield self._held[lease_id][1]
+
+    def endings(self, now: datetime) -> list[tuple[float, Part]]:
+        """Return what ends when, in seconds from now; broken promises are no promises."""
+        found = []
+        for lease_id in self._promising:
+            lease, part = self._held[lease_id]
+            if lease.ends_by is not None and lease.ends_by > now:
+                found.append(((lease.ends_by - now).total_seconds(), part))
+        return found

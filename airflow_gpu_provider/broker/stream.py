@@ -1,0 +1,46 @@
+"""The stream of requests, and when the mix that placement reckons with is made anew from it.
+
+A window of the latest requests. A young mix is renewed at each doubling, so that the first arrivals do not
+shape a whole window; later after every some hundred requests, so that its cost is spread over them. The
+next step is `fragmentation.Mix`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from airflow_gpu_provider.broker.fragmentation import Mix
+from airflow_gpu_provider.broker.layout import Layout
+from airflow_gpu_provider.broker.model import GpuRequest
+
+#: Requests that make up the mix, and arrivals after which it is made anew.
+WINDOW = 2000
+RENEW_AFTER = 250
+
+
+class Stream:
+    """The latest requests."""
+
+    def __init__(self, requests: Iterable[GpuRequest] = ()) -> None:
+        self._recent: deque[GpuRequest] = deque(requests, WINDOW)
+        self._seen = len(self._recent)
+        self._due = self._seen
+        self.in_use: tuple[GpuRequest, ...] = tuple(self._recent)  #: what the present mix is made of
+
+    def add(self, request: GpuRequest) -> None:
+        """Note a request that came."""
+        self._recent.append(request)
+        self._seen += 1
+
+    def renewed(self, layout: Layout) -> Mix | None:
+        """Return a new mix if the present one is too old."""
+        if self._seen <= self._due and self.in_use:
+            return None
+        return self.mix(layout)
+
+    def mix(self, layout: Layout) -> Mix:
+        """Return the mix of the latest requests."""
+        self._due = self._seen + min(RENEW_AFTER, self._seen)
+        self.in_use = tuple(self._recent)
+        return Mix.of(layout, self.in_use)

@@ -1,0 +1,169 @@
+"""Whatever happens in whatever order, the engine decides what the reference cycle decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from airflow_gpu_provider.broker.cycle import decide
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import (
+    Claim,
+    ClaimId,
+    CyclePolicy,
+    Fleet,
+    GpuRequest,
+    Lease,
+    LeaseId,
+    Node,
+    Placement,
+    Snapshot,
+)
+
+from .builders import NOW, claim
+from .invariants import check
+from .test_cycle_properties import nodes, requests
+
+POLICY = CyclePolicy()
+
+waits = st.integers(0, 5)
+excluded = st.sampled_from([(), (), (), ("n0/0", "n0/1"), ("n1/0", "n1/1", "n1/2")])
+
+
+class EngineAgainstCycle(RuleBasedStateMachine):
+    """The model is the snapshot that the tables would hold."""
+
+    @initialize(some=nodes(), asked=st.lists(requests, max_size=3))
+    def begin(self, some: tuple[Node, ...], asked: list[GpuRequest]) -> None:
+        self.now: datetime = NOW
+        self.fleet = Fleet(some)
+        self.leases: dict[LeaseId, Lease] = {}
+        self.claims: dict[ClaimId, Claim] = {}
+        self.number = 0
+        for each in asked:
+            self._make(each, 0, 0, ())
+        self.engine = Engine(POLICY, self.fleet, (), self.claims.values())
+
+    @rule(asked=requests, value=waits, waited=waits, without=excluded)
+    def submit(self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...]) -> None:
+        self.engine.submit(self._make(asked, value, waited, without))
+
+    @rule(asked=requests, times=st.integers(2, 4))
+    def submit_alike(self, asked: GpuRequest, times: int) -> None:
+        for value in range(times):
+            self.engine.submit(self._make(asked, value, 0, ()))
+
+    @rule(index=st.integers(0, 99))
+    def withdraw(self, index: int) -> None:
+        self.turn(1, [])
+        if self.claims:
+            claim_id = sorted(self.claims)[index % len(self.claims)]
+            del self.claims[claim_id]
+            self.engine.withdraw(claim_id)
+            self.turn(1, [])
+
+    @rule(index=st.integers(0, 99))
+    def release(self, index: int) -> None:
+        self.turn(1, [])
+        if self.leases:
+            lease_id = sorted(self.leases)[index % len(self.leases)]
+            del self.leases[lease_id]
+            self.engine.end(lease_id)
+            self.turn(1, [])
+
+    @rule(seconds=st.lists(st.sampled_from([4, 9, 28]), max_size=6))
+    def wait(self, seconds: list[int]) -> None:
+        """Time alone: leases expire and promises break."""
+        for each in seconds:
+            self.turn(each, [])
+
+    @rule(index=st.integers(0, 99), seconds=st.integers(-5, 60))
+    def renew(self, index: int, seconds: int) -> None:
+        if self.leases:
+            lease_id = sorted(self.leases)[index % len(self.leases)]
+            expires_at = self.now + timedelta(seconds=seconds)
+            self.leases[lease_id] = replace(self.leases[lease_id], expires_at=expires_at)
+            self.engine.renew(lease_id, expires_at)
+
+    @rule(
+        index=st.integers(0, 3),
+        load=st.sampled_from([None, 0.1, 0.3, 0.9]),
+        state=st.sampled_from([None, None, "drained"]),
+        bad=st.sampled_from([None, None, "suspect"]),
+    )
+    def report(self, index: int, load: float | None, state: str | None, bad: str | None) -> None:
+        number = index % len(self.fleet.nodes)
+        old = self.fleet.nodes[number]
+        first, *others = old.devices
+        devices = (replace(first, unavailable=bad, utilisation=0.5), *others)
+        new = replace(old, load=load, unavailable=state, devices=devices)
+        self.turn(1, [])
+        self._see(Fleet((*self.fleet.nodes[:number], new, *self.fleet.nodes[number + 1 :])))
+        self.turn(1, [])
+
+    @rule(some=nodes())
+    def rebuild(self, some: tuple[Node, ...]) -> None:
+        self._see(Fleet(some))
+
+    @rule(seconds=st.integers(1, 70), writes=st.lists(st.sampled_from([True, True, True, False]), max_size=3))
+    def turn(self, seconds: int, writes: list[bool]) -> None:
+        self.now += timedelta(seconds=seconds)
+        before = Snapshot(self.fleet, tuple(self.leases.values()), tuple(self.claims.values()))
+        mine = self.engine.turn(self.now)
+        before = replace(before, recent=self.engine.mix_of)
+        reference = decide(before, self.now, POLICY)
+        assert set(mine.placements) == set(reference.placements)
+        assert set(mine.rejections) == set(reference.rejections)
+        assert set(mine.expired) == set(reference.expired)
+        assert self.engine.waiting(self.now) == reference.waiting
+        check(before, replace(mine, waiting=reference.waiting), self.now, POLICY)
+        self.engine.validate()
+        for lease_id in mine.expired:
+            del self.leases[lease_id]
+        for rejection in mine.rejections:
+            del self.claims[rejection.claim_id]
+        for number, placement in enumerate(mine.placements):
+            self._write(placement, is_written=number >= len(writes) or writes[number])
+
+    @invariant()
+    def state_agrees(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.validate()
+
+    def _make(self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...]) -> Claim:
+        self.number += 1
+        made = claim(f"c{self.number:03}", value=value, excluded=without)
+        submitted_at = self.now - timedelta(minutes=waited)
+        made = replace(made, request=asked, submitted_at=submitted_at)
+        self.claims[made.id] = made
+        return made
+
+    def _see(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.engine.set_fleet(fleet, self.now)
+
+    def _write(self, placement: Placement, *, is_written: bool) -> None:
+        if not is_written:
+            self.engine.not_granted(placement.claim_id)
+            return
+        request = self.claims.pop(placement.claim_id).request
+        devices = placement.devices + placement.spares
+        lease_id = LeaseId(f"lease-{placement.claim_id}")
+        expires_at = self.now + timedelta(seconds=90)
+        lease = Lease(lease_id, placement.claim_id, devices, request, self.now, expires_at)
+        self.leases[lease_id] = lease
+        self.engine.granted(placement, lease)
+
+
+EngineAgainstCycle.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestEngineAgainstCycle = EngineAgainstCycle.TestCase
