@@ -1,21 +1,19 @@
 """Give a running lease more or less: memory in place, else on another device; more or fewer members.
 
-What fits beside what others hold becomes the new lease at once. Where memory must be found elsewhere, the
-holder is *offered* a move: the new place is held for it, it *accepts*, moves its state, and *commits*; until
-then the old place stays its own, and an offer that runs out only frees the new one. So a share is never given
-twice and never lost on the way. What an offer holds must be taken from the free capacity (`held_by`), and a
-commit written in one transaction; the next step is the owner of the leases.
+What fits beside what others hold becomes the new lease at once, and what is given back is free at once. Where
+memory must be found elsewhere, the holder is offered a move and keeps its old place until it has moved: that
+is the next step, `move`. Growing never takes what is kept for those who wait: `Room` does not show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Protocol, TypeAlias
 
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest, Lease, LeaseId
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest, Lease
+from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused, as_resized
 from airflow_gpu_provider.broker.units import show
 
 
@@ -33,62 +31,6 @@ class Room(Protocol):
     def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
         """Return free devices for all of a request, or None."""
         ...
-
-
-class OfferPhase(str, Enum):
-    """How far a move is."""
-
-    OFFERED = "offered"
-    """The new place is held; the holder has not answered."""
-    ACCEPTED = "accepted"
-    """The holder moves its state; both places are its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResizePolicy:
-    """How long a new place is held."""
-
-    answer_within: timedelta = timedelta(seconds=60)
-    move_within: timedelta = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A move of a lease from what it is to what it would be."""
-
-    lease_id: LeaseId
-    from_devices: tuple[DeviceId, ...]
-    from_request: GpuRequest
-    devices: tuple[DeviceId, ...]  #: after the move, in the order of ``from_devices``
-    request: GpuRequest
-    expires_at: datetime
-    phase: OfferPhase = OfferPhase.OFFERED
-
-    @property
-    def moves(self) -> tuple[tuple[DeviceId, DeviceId], ...]:
-        """The old and the new device of each member that moves."""
-        members = self.request.gpus
-        pairs = zip(self.from_devices[:members], self.devices[:members], strict=True)
-        return tuple((old, new) for old, new in pairs if old != new)
-
-    def is_over(self, now: datetime) -> bool:
-        """Return whether its time ran out: the new place is free again, the old one stays."""
-        return now >= self.expires_at
-
-
-@dataclass(frozen=True, slots=True)
-class Resized:
-    """The lease as it is from now on, and the devices that it gave back."""
-
-    lease: Lease
-    freed: tuple[DeviceId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeRefused:
-    """The lease stays as it is; the sentence says why and what would help."""
-
-    reason: str
 
 
 MemoryDecision: TypeAlias = Resized | Offer | ResizeRefused
@@ -127,7 +69,7 @@ def resize_memory(
     kept_spares = tuple(device for device in spares if device in stays)
     leaving = [device for device in members if device not in stays]
     if not leaving:
-        return _resized(lease, members + kept_spares, wanted)
+        return as_resized(lease, members + kept_spares, wanted)
     found = room.find(_part(wanted, len(leaving)), _excluded(lease))
     if found is None:
         return ResizeRefused(_no_memory(lease, memory_mib, len(leaving), room))
@@ -158,39 +100,6 @@ def resize_members(
     if gpus > lease.request.gpus:
         return _ends(lease) if lease.ends_for is not None else _join(lease, gpus, room)
     return _leave(lease, gpus, tuple(leave))
-
-
-def accept(offer: Offer, now: datetime, policy: ResizePolicy | None = None) -> Offer | ResizeRefused:
-    """Return the offer with time to move; accepting again changes nothing."""
-    if offer.is_over(now):
-        return _too_late(offer)
-    if offer.phase is OfferPhase.ACCEPTED:
-        return offer
-    until = now + (policy or ResizePolicy()).move_within
-    return replace(offer, phase=OfferPhase.ACCEPTED, expires_at=until)
-
-
-def commit(offer: Offer, lease: Lease, now: datetime) -> Resized | ResizeRefused:
-    """Return the lease in its new place; refused when not accepted, over, or of another lease."""
-    if lease.devices == offer.devices and lease.request == offer.request:
-        return Resized(lease)  # committed already
-    if offer.is_over(now):
-        return _too_late(offer)
-    if offer.phase is not OfferPhase.ACCEPTED:
-        return ResizeRefused("the offer was not accepted: accept it before the state is moved")
-    if (lease.id, lease.devices, lease.request) != (offer.lease_id, offer.from_devices, offer.from_request):
-        return ResizeRefused("the lease changed since the offer was made: ask again")
-    return _resized(lease, offer.devices, offer.request)
-
-
-def held_by(offer: Offer) -> tuple[tuple[DeviceId, int], ...]:
-    """Return the devices and shares that an open offer holds beyond what its lease holds."""
-    own = offer.from_request.milli
-    held = (
-        (device, offer.request.milli - (own if device in offer.from_devices else 0))
-        for device in offer.devices
-    )
-    return tuple((device, milli) for device, milli in held if milli > 0)
 
 
 # -- memory
@@ -247,7 +156,7 @@ def _join(lease: Lease, gpus: int, room: Room) -> Resized | ResizeRefused:
             )
         found = free
     devices = (*_members(lease), *own, *found, *spares[len(own) :])
-    return _resized(lease, devices, replace(wanted, spares=request.spares))
+    return as_resized(lease, devices, replace(wanted, spares=request.spares))
 
 
 def _leave(lease: Lease, gpus: int, leave: tuple[DeviceId, ...]) -> Resized | ResizeRefused:
@@ -261,7 +170,7 @@ def _leave(lease: Lease, gpus: int, leave: tuple[DeviceId, ...]) -> Resized | Re
             f"were named, {len(strangers)} of them no member's: name the devices of those that leave"
         )
     devices = tuple(device for device in lease.devices if device not in gone)
-    return _resized(lease, devices, replace(_part(lease.request, gpus), spares=lease.request.spares))
+    return as_resized(lease, devices, replace(_part(lease.request, gpus), spares=lease.request.spares))
 
 
 def _part(request: GpuRequest, gpus: int) -> GpuRequest:
@@ -288,11 +197,6 @@ def _excluded(lease: Lease) -> frozenset[DeviceId]:
     return frozenset(lease.devices) | (lease.claim.excluded if lease.claim else frozenset())
 
 
-def _resized(lease: Lease, devices: Collection[DeviceId], request: GpuRequest) -> Resized:
-    freed = tuple(device for device in lease.devices if device not in devices)
-    return Resized(replace(lease, devices=tuple(devices), request=request), freed)
-
-
 def _busy(offer: Offer) -> ResizeRefused:
     return ResizeRefused(
         f"a move of {len(offer.moves)} member(s) is {offer.phase.value} until "
@@ -303,11 +207,4 @@ def _busy(offer: Offer) -> ResizeRefused:
 def _ends(lease: Lease) -> ResizeRefused:
     return ResizeRefused(
         f"the lease is being taken back for claim {lease.ends_for}: write a checkpoint and release"
-    )
-
-
-def _too_late(offer: Offer) -> ResizeRefused:
-    return ResizeRefused(
-        f"the offer ran out at {offer.expires_at:%H:%M:%S UTC}; the old devices are still held: go on there, "
-        "or ask again"
     )

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+from airflow_gpu_provider.broker.move import Offer, held_by
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.resize import Offer, held_by
 
 
 class FreeRoom:

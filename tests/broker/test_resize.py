@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from airflow_gpu_provider.broker.model import ClaimId, DeviceId, GpuRequest, Lease
-from airflow_gpu_provider.broker.resize import (
+from airflow_gpu_provider.broker.move import (
     Offer,
     OfferPhase,
     Resized,
@@ -22,9 +22,8 @@ from airflow_gpu_provider.broker.resize import (
     accept,
     commit,
     held_by,
-    resize_members,
-    resize_memory,
 )
+from airflow_gpu_provider.broker.resize import resize_members, resize_memory
 
 from .builders import NOW, claim, lease
 

@@ -8,8 +8,9 @@ from airflow_gpu_provider.broker.capacity import Capacity, part_of_lease
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import DeviceId, Fleet, Lease
+from airflow_gpu_provider.broker.move import Offer, Resized, accept, commit
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.resize import Offer, Resized, accept, commit, resize_members, resize_memory
+from airflow_gpu_provider.broker.resize import resize_members, resize_memory
 from airflow_gpu_provider.broker.room import FreeRoom, part_of_offer
 
 from .builders import NOW, fleet_of, lease, node
