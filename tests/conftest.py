@@ -20,6 +20,11 @@ import pytest
 from scripts.airflow_home import AirflowHome
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests on the real stack last, so that its processes do not slow down all the others."""
+    items.sort(key=lambda item: item.get_closest_marker("stack") is not None)
+
+
 @pytest.fixture(scope="session")
 def airflow_home_template(tmp_path_factory: pytest.TempPathFactory) -> AirflowHome:
     """Return an Airflow home with a migrated SQLite database, to copy from; nobody writes to it."""
