@@ -23,11 +23,6 @@ def match_degree(tflops: float, required: float) -> float:
     return 1.0 if required <= 0 else min(1.0, tflops / required)
 
 
-def required_speed(min_tflops: float, speeds: Mapping[str, float]) -> float:
-    """Return what full match means: what is asked, else the fastest measured model, else nothing."""
-    return min_tflops if min_tflops > 0 else max(speeds.values(), default=0.0)
-
-
 def wanted_models(request: GpuRequest) -> frozenset[str]:
     """Return the short names of the models that a request accepts; empty = any."""
     return frozenset(canonical_model(model) for model in request.models)
@@ -89,8 +84,8 @@ def candidates(
 
 
 def _degrees(layout: Layout, request: GpuRequest, speeds: Mapping[str, float]) -> FloatArray:
-    """Return the match degree [K] of each kind."""
-    required = required_speed(request.min_tflops, speeds)
+    """Return the match degree [K] of each kind. Without a wish all match: what is lost is then a cost."""
     return np.array(
-        [match_degree(speeds.get(kind.model, kind.tflops), required) for kind in layout.kinds], np.float64
+        [match_degree(speeds.get(kind.model, kind.tflops), request.min_tflops) for kind in layout.kinds],
+        np.float64,
     )

@@ -102,8 +102,29 @@ def test_measured_speeds_order_the_candidates_and_leave_the_hard_filters_alone()
     strict = request(task_class="render", min_tflops=35, strict=True)
     assert candidates(layout, strict, speeds=speeds.by_model).devices.sum(axis=1).tolist() == [1, 0]
     free = candidates(layout, request(task_class="render"), speeds=speeds.by_model)
-    assert free.degree[1] == 1.0
-    assert free.degree[0] == pytest.approx(0.25, abs=0.05)
+    assert free.degree.tolist() == [1.0, 1.0], "no wish is always met"
+
+
+def test_the_fast_model_is_dear_to_the_class_that_gains_least_from_it() -> None:
+    table = ThroughputTable(
+        [
+            *runs("V100", 100, 64, task_class="gains"),
+            *runs("K80", 10, 64, task_class="gains"),
+            *runs("V100", 12, 64, task_class="hardly"),
+            *runs("K80", 10, 64, task_class="hardly"),
+        ]
+    )
+    even = {"gains": 1.0, "hardly": 1.0}
+    gains, hardly = (table.costs(each, even, 1.0, NOW) for each in ("gains", "hardly"))
+    assert min(gains, key=lambda each: gains[each]) == "V100"
+    assert min(hardly, key=lambda each: hardly[each]) == "K80"
+    alone = table.costs("hardly", {"hardly": 1.0}, 1.0, NOW)
+    assert alone["V100"] == pytest.approx(alone["K80"], abs=0.01), "nobody else wants it"
+    idle = table.costs("hardly", even, 0.0, NOW)
+    assert min(idle, key=lambda each: idle[each]) == "V100", "nobody else needs it now"
+    assert table.costs("unseen", even, 1.0, NOW) == table.costs(None, even, 1.0, NOW) == {}
+    assert table.costs("gains", {}, 1.0, NOW)["V100"] == 0.0
+    assert table.costs("gains", {None: 1.0}, 1.0, NOW)["V100"] == 0.0
 
 
 models = st.sampled_from(["A100", "V100", "H100", "K80", "X-1"])
