@@ -11,7 +11,7 @@ import torch
 import trimesh
 from PIL import Image
 from workloads.reconstruction.colouring import vertex_colours
-from workloads.reconstruction.field import Field, Lattice
+from workloads.reconstruction.field import Field, Lattice, interpolate
 from workloads.reconstruction.hull import Grid
 from workloads.reconstruction.postprocess import postprocess
 from workloads.reconstruction.prepared import Prepared
@@ -84,6 +84,41 @@ def test_product_of_the_sample_reaches_its_threshold_and_writes_its_files(make_p
     }
 
 
+def test_the_inside_of_a_bowl_is_found_although_no_silhouette_shows_it(make_product: Make) -> None:
+    product = make_product(SAMPLE, views="views/KT-002", sku="KT-002")
+    preprocess(product)
+    prepared = Prepared.load(product.work_dir)
+    plan = TrainingPlan(steps=130, resolution=32)
+    field, _ = optimise(prepared, plan, torch.device("cpu"))
+    grid = field.lattice.grid
+    mesh = extract_mesh(field.distance.detach().reshape(grid.shape).numpy(), grid)
+    low, high = mesh.bounds
+    middle = (low + high) / 2
+    beside = np.hypot(*(mesh.vertices - middle)[:, [0, 2]].T) < 0.2 * (high[0] - low[0])
+    facing_up = mesh.vertex_normals[:, 1] > 0.3
+    floor = np.median(mesh.vertices[beside & facing_up, 1] - low[1]) / (high[1] - low[1])
+    # The hull closes the bowl with a lid at 1.0 of its height; the real floor curves from 0.14 to 0.3.
+    assert floor < 0.65
+
+
+def test_solid_products_get_no_hollows(ball_photos: Path, make_product: Make) -> None:
+    product = make_product(ball_photos)
+    preprocess(product)
+    prepared = Prepared.load(product.work_dir)
+    field, _ = optimise(prepared, TrainingPlan(steps=100, resolution=32), torch.device("cpu"))
+    inner = np.linalg.norm(field.lattice.grid.nodes(), axis=1) < 0.75 * 0.1 / prepared.radius
+    assert inner.sum() > 1000
+    assert field.distance.detach().numpy()[inner].max() < 0
+
+
+def test_gradient_of_interpolation_agrees_with_differences() -> None:
+    random = torch.Generator().manual_seed(1)
+    table = torch.rand(30, 3, generator=random, dtype=torch.float64, requires_grad=True)
+    index = torch.randint(30, (7, 8), generator=random)
+    weights = torch.rand(7, 8, generator=random, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda values: interpolate(values, index, weights), (table,))
+
+
 def test_product_under_a_threshold_is_marked_and_still_written(ball_photos: Path, make_product: Make) -> None:
     product = make_product(ball_photos, steps=1, resolution=16, min_iou=0.999)
     preprocess(product)
@@ -154,7 +189,7 @@ def test_opacity_of_a_ray_is_half_where_it_grazes_the_surface() -> None:
     assert colour[0].tolist() == pytest.approx([torch.sigmoid(torch.tensor(2.0)).item()] * 3, abs=0.01)
 
 
-def test_interpolation_is_exact_for_a_linear_field_at_every_resolution() -> None:
+def test_interpolation_is_exact_for_a_linear_field() -> None:
     grid = Grid.over(np.array([[-0.5, -0.3, -0.2], [0.5, 0.3, 0.2]]), 12)
     lattice = Lattice.on(grid, torch.device("cpu"))
     slope = np.array([1.0, -2.0, 0.5])
@@ -163,10 +198,6 @@ def test_interpolation_is_exact_for_a_linear_field_at_every_resolution() -> None
     points = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * 0.3 - 0.15
     expected = points.numpy() @ slope
     assert field.sample(points)[0].detach().numpy() * grid.voxel == pytest.approx(expected, abs=1e-5)
-    finer = field.refined(Grid.over(np.array([[-0.5, -0.3, -0.2], [0.5, 0.3, 0.2]]), 24))
-    assert finer.sample(points)[0].detach().numpy() * finer.lattice.grid.voxel == pytest.approx(
-        expected, abs=1e-5
-    )
 
 
 def test_mesh_of_a_sphere_is_closed_and_has_its_volume_without_crumbs_and_bubbles() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.sparse.linalg import splu
+from scipy.sparse.linalg import cg
 
 from workloads.reconstruction.cameras import Cameras
 from workloads.reconstruction.raster import rasterise
@@ -23,6 +23,8 @@ SAMPLES = 2
 
 #: Pull of a vertex towards its neighbours, in pixels' worth: enough to fill unseen places and damp noise.
 SMOOTHNESS = 0.05
+
+GREY_PULL = 1e-6
 
 #: Only pixels that the product covers this far tell its colour.
 SURE_COVERAGE = 0.97
@@ -37,19 +39,31 @@ def vertex_colours(
 ) -> NDArray[np.float64]:
     """Return colours 0..1 for each vertex; (vertices, 3)."""
     count = len(mesh.vertices)
-    normal = sparse.csc_matrix((count, count))
-    target = np.zeros((count, 3))
+    rows, seen_colours = [], []
     for view in views:
         matrix, seen = _pixel_weights(mesh, cameras, int(view))
         use = seen & (coverage[view].ravel() >= SURE_COVERAGE)
-        matrix = matrix[use]
-        normal = normal + (matrix.T @ matrix).tocsc()
-        target += matrix.T @ (photos[view].reshape(-1, 3)[use] / 255)
-    laplacian = _laplacian(mesh)
-    # The tiny diagonal keeps pieces that no photo shows solvable.
-    system = normal + SMOOTHNESS * laplacian + 1e-6 * sparse.identity(count, format="csc")
-    target += 1e-6 * 0.5
-    return np.asarray(np.clip(splu(system.tocsc()).solve(target), 0, 1))
+        rows.append(matrix[use])
+        seen_colours.append(photos[view].reshape(-1, 3)[use] / 255)
+    weights, observed = sparse.vstack(rows).tocsr(), np.concatenate(seen_colours)
+    # The tiny diagonal keeps pieces that no photo shows solvable: they stay grey.
+    system = weights.T @ weights + SMOOTHNESS * _laplacian(mesh) + GREY_PULL * sparse.identity(count)
+    target = weights.T @ observed + GREY_PULL * 0.5
+    colours = [_solve(system.tocsr(), target[:, channel]) for channel in range(3)]
+    return np.asarray(np.clip(np.stack(colours, axis=1), 0, 1))
+
+
+def _solve(system: sparse.csr_matrix, target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Solve by conjugate gradients: the matrix is positive definite and close to diagonal."""
+    solution, _ = cg(
+        system,
+        target,
+        x0=np.full(len(target), 0.5),
+        rtol=1e-5,
+        maxiter=1000,
+        M=sparse.diags(1 / system.diagonal()),
+    )
+    return np.asarray(solution)
 
 
 def _pixel_weights(

@@ -18,7 +18,7 @@ from workloads.reconstruction.hull import Grid
 SMALLEST_PIECE = 0.005
 
 #: Taubin smoothing takes off the staircase of the grid without shrinking the shape.
-SMOOTHING_STEPS = 4
+SMOOTHING_STEPS = 10
 
 
 class EmptySurface(ValueError):

@@ -1,11 +1,11 @@
 """Stage 2 (GPU lease, or CPU): optimise the field until it renders to the training photos.
 
-Starts from the visual hull, so that few steps are needed: coarse first, then at full resolution; soft first,
-so that hollows open, then sharp, so that edges are exact. Held-out views are never touched. Entry point
-``workloads.reconstruction.train:train``; the next stage is ``postprocess``.
+Starts from the visual hull without its hollows (see ``hollows``), so that few steps are needed; soft first,
+so that the surface can move, then sharp, so that edges are exact. Held-out views are never touched. Entry
+point ``workloads.reconstruction.train:train``; the next stage is ``postprocess``.
 
-Parameters of the product (all optional): ``steps``, ``resolution`` (voxels along the longest side), ``seed``,
-``rays`` per step.
+Parameters of the product (all optional): ``steps`` (of each of the two phases, hollows and surface),
+``resolution`` (voxels along the longest side), ``seed``, ``rays`` per step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from scipy import ndimage
 from torch import Tensor
 
 from airflow_gpu_provider.catalog.product import Product
-from workloads.reconstruction.field import Field, Lattice
+from workloads.reconstruction import hollows
+from workloads.reconstruction.field import Field, Lattice, relax
 from workloads.reconstruction.figures import write_figures
 from workloads.reconstruction.hull import Grid, hull_distance, outline_distances
 from workloads.reconstruction.prepared import Prepared
@@ -29,14 +30,11 @@ from workloads.reconstruction.volume import Rays, render
 #: Pixels farther than this from the outline see backdrop whatever training does; the hull says so already.
 OUTLINE_MARGIN = 5
 
-#: Share of the steps spent on the coarse grid, and its coarseness.
-COARSE_SHARE = 0.4
-COARSE_FACTOR = 0.5
-
-#: Sharpness per voxel at the start and the end of each level.
+#: Sharpness per voxel at the start and the end.
 SHARPNESS = (1.5, 6.0)
 
 LEARNING_RATE = {"distance": 0.06, "colour": 0.10}
+LR_DECAY = 0.8
 SILHOUETTE_WEIGHT = 0.5
 #: Each step moves distances this share towards their neighbours' mean, fading to a tenth of it.
 RELAX = 0.03
@@ -46,7 +44,7 @@ RELAX = 0.03
 class TrainingPlan:
     """What the run's parameters ask for."""
 
-    steps: int = 200
+    steps: int = 150
     resolution: int = 64
     seed: int = 0
     rays: int = 2048
@@ -96,14 +94,20 @@ def train(product: Product) -> Mapping[str, object]:
 
 def optimise(prepared: Prepared, plan: TrainingPlan, device: torch.device) -> tuple[Field, float]:
     """Return the trained field and the mean loss of its last steps."""
-    generator = torch.Generator().manual_seed(plan.seed)
     rays = gather_rays(prepared, device)
-    coarse_steps = int(plan.steps * COARSE_SHARE)
-    coarse = max(16, int(plan.resolution * COARSE_FACTOR))
-    field = _hull_field(prepared, Grid.over(prepared.box, coarse), device)
-    _run_level(field, rays, coarse_steps, plan.rays, generator)
-    field = field.refined(Grid.over(prepared.box, plan.resolution))
-    return field, _run_level(field, rays, plan.steps - coarse_steps, plan.rays, generator)
+    coarse = Grid.over(prepared.box, min(hollows.RESOLUTION, plan.resolution))
+    hull = _hull_field(prepared, coarse, device)
+    mask = hollows.find_hollows(
+        hull.lattice, hull.distance.detach()[:, 0], hull.colour, rays, plan.steps, plan.seed
+    )
+    grid = Grid.over(prepared.box, plan.resolution)
+    field = _hull_field(prepared, grid, device)
+    depth = hollows.hollow_distance(mask, coarse, grid.nodes()) / grid.voxel
+    with torch.no_grad():
+        hollow = torch.tensor(depth, dtype=torch.float32, device=device)[:, None]
+        field.distance.copy_(torch.maximum(field.distance, hollow))
+    generator = torch.Generator().manual_seed(plan.seed)
+    return field, _sharpen(field, rays, plan.steps, plan.rays, generator)
 
 
 def gather_rays(prepared: Prepared, device: torch.device) -> Rays:
@@ -144,8 +148,8 @@ def _hull_field(prepared: Prepared, grid: Grid, device: torch.device) -> Field:
     return Field(Lattice.on(grid, device), distance, logits.repeat(len(hull), 1))
 
 
-def _run_level(field: Field, rays: Rays, steps: int, batch: int, generator: torch.Generator) -> float:
-    """Optimise on one grid; return the mean loss of the last tenth of the steps."""
+def _sharpen(field: Field, rays: Rays, steps: int, batch: int, generator: torch.Generator) -> float:
+    """Optimise the field; return the mean loss of the last tenth of the steps."""
     optimiser = torch.optim.Adam(
         [
             {"params": [field.distance], "lr": LEARNING_RATE["distance"]},
@@ -157,6 +161,9 @@ def _run_level(field: Field, rays: Rays, steps: int, batch: int, generator: torc
     recent: list[Tensor] = []
     for step in range(steps):
         progress = step / max(steps - 1, 1)
+        # Smaller steps towards the end: what is left to learn is smaller than the noise of a batch.
+        for group, rate in zip(optimiser.param_groups, LEARNING_RATE.values(), strict=True):
+            group["lr"] = rate * (1 - progress * LR_DECAY)
         sharpness = SHARPNESS[0] * (SHARPNESS[1] / SHARPNESS[0]) ** progress
         # Drawn on the CPU, so that a seed means the same rays on every device.
         index = torch.randint(len(rays), (batch,), generator=generator).to(rays.near.device)
@@ -168,7 +175,7 @@ def _run_level(field: Field, rays: Rays, steps: int, batch: int, generator: torc
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
-        field.relax(RELAX * (1 - 0.9 * progress))
+        relax(field.distance, field.lattice.grid.shape, RELAX * (1 - 0.9 * progress))
         if step >= steps * 0.9:
             recent.append(loss.detach())
     return float(torch.stack(recent).mean()) if recent else 0.0
