@@ -9,10 +9,11 @@ taking back is the next step, `preemption`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from airflow_gpu_provider.broker import reasons
 from airflow_gpu_provider.broker.flavors import canonical_model
@@ -24,10 +25,14 @@ from airflow_gpu_provider.broker.model import (
     GpuRequest,
     Lease,
     LeaseId,
+    NodeName,
     Reason,
     ReasonCode,
 )
 from airflow_gpu_provider.exceptions import InvalidRequest
+
+#: Whether a device is down, and how late it will be.
+_Rank: TypeAlias = tuple[bool, float]
 
 _CLOCK = "%Y-%m-%d %H:%M UTC"
 
@@ -92,25 +97,21 @@ def keep(
     reservations: Iterable[Reservation], fleet: Fleet, leases: Iterable[Lease], now: datetime
 ) -> tuple[Kept, ...]:
     """Return which devices are kept for which reservation; fewer than asked where there are no more."""
-    holders = _holders(leases)
+    open_ones = [each for each in reservations if each.ends_at > now]
+    holders = _holders(leases) if any(each.number for each in open_ones) else {}
     down = {node.name for node in fleet.nodes if node.unavailable is not None}
-    devices = {
-        device.id: (device, device.unavailable is not None or device.node in down)
-        for device in _devices(fleet)
-    }
     chosen: list[tuple[Reservation, frozenset[DeviceId]]] = []
-    open_ones = (each for each in reservations if each.ends_at > now)
     for reservation in sorted(open_ones, key=lambda each: (not each.devices, each.starts_at, each.id)):
+        if not reservation.number:
+            chosen.append((reservation, reservation.devices & {device.id for device in _devices(fleet)}))
+            continue
         taken = {name for other, names in chosen if other.overlaps(reservation) for name in names}
-        names = reservation.devices & devices.keys()
-        if reservation.number:
-            able = [
-                (_unsuited(reservation, holders.get(name, ()), is_down, now), device.node, name)
-                for name, (device, is_down) in devices.items()
-                if name not in taken and _is_of(device, reservation.model)
-            ]
-            names = frozenset(_on_few_nodes(able)[: reservation.number])
-        chosen.append((reservation, names))
+        by_rank: defaultdict[_Rank, list[Device]] = defaultdict(list)
+        for device in _devices(fleet):
+            if device.id not in taken and _is_of(device, reservation.model):
+                is_down = device.unavailable is not None or device.node in down
+                by_rank[is_down, _lateness(reservation, holders.get(device.id, ()), now)].append(device)
+        chosen.append((reservation, _first(by_rank, reservation.number)))
     return tuple(
         Kept(name, reservation, max(0.0, (reservation.starts_at - now).total_seconds()))
         for reservation, names in chosen
@@ -193,23 +194,20 @@ def _is_of(device: Device, model: str | None) -> bool:
     return model is None or canonical_model(device.model) == canonical_model(model)
 
 
-def _holders(leases: Iterable[Lease]) -> dict[DeviceId, tuple[Lease, ...]]:
-    holders: dict[DeviceId, tuple[Lease, ...]] = {}
+def _holders(leases: Iterable[Lease]) -> Mapping[DeviceId, Sequence[Lease]]:
+    holders: defaultdict[DeviceId, list[Lease]] = defaultdict(list)
     for lease in leases:
         for device in lease.devices:
-            holders[device] = (*holders.get(device, ()), lease)
+            holders[device].append(lease)
     return holders
 
 
-def _unsuited(
-    reservation: Reservation, holders: Sequence[Lease], is_down: bool, now: datetime
-) -> tuple[bool, float]:
-    """Return a rank: in order before down; the owner's and what is free in time before what is not."""
-    foreign = [lease for lease in holders if not reservation.is_for(lease.claim)]
+def _lateness(reservation: Reservation, holders: Sequence[Lease], now: datetime) -> float:
+    """Return by how much a device will be late; below 0 = the owner has it already."""
+    if not holders:
+        return 0.0
     start = max(now, reservation.starts_at)
-    late = [_late_s(lease, start) for lease in foreign]
-    rank = max(late, default=-1.0 if holders else 0.0)
-    return is_down, rank
+    return max((_late_s(each, start) for each in holders if not reservation.is_for(each.claim)), default=-1.0)
 
 
 def _late_s(lease: Lease, start: datetime) -> float:
@@ -219,8 +217,15 @@ def _late_s(lease: Lease, start: datetime) -> float:
     return max(0.0, (lease.ends_by - start).total_seconds())
 
 
-def _on_few_nodes(able: Sequence[tuple[tuple[bool, float], str, DeviceId]]) -> list[DeviceId]:
+def _first(by_rank: Mapping[_Rank, Sequence[Device]], number: int) -> frozenset[DeviceId]:
     """Return devices by rank; of equal rank those of the node that has most of them first."""
-    alike = Counter((rank, node) for rank, node, _ in able)
-    order = sorted(able, key=lambda each: (each[0], -alike[each[:2]], each[1], each[2]))
-    return [name for _, _, name in order]
+    found: list[DeviceId] = []
+    for rank in sorted(by_rank):
+        on_node: defaultdict[NodeName, list[DeviceId]] = defaultdict(list)
+        for device in by_rank[rank]:
+            on_node[device.node].append(device.id)
+        for node in sorted(on_node, key=lambda name: (-len(on_node[name]), name)):
+            found += sorted(on_node[node])
+            if len(found) >= number:
+                return frozenset(found[:number])
+    return frozenset(found)

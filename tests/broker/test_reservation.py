@@ -95,6 +95,8 @@ def test_a_number_of_a_model_is_kept_where_it_will_be_free() -> None:
         held_by("text", "short", "a/1", max_runtime_s=600),
         held_by("vision", "own", "a/2"),
     ]
+    one = keep([reservation(number=1, model="A100")], some, leases, NOW)
+    assert names(one) == ["a/2"], "what the owner has already is kept first"
     two = keep([reservation(number=2, model="A100")], some, leases, NOW)
     assert names(two) == ["a/1", "a/2"]
     three = keep([reservation(number=3, model="A100")], some, leases, NOW)
