@@ -1,6 +1,6 @@
 """Leases a second of a served broker, and how long a claim waits for its grant, over real HTTP.
 
-``python -m tests.benchmarks.broker_load --nodes 1000 --clients 8 --requests 200 --database postgresql --json``
+Run ``python -m tests.benchmarks.broker_load --nodes 1000 --clients 8 --requests 200 --json``.
 
 ``steady``: each client acquires a free device and releases it, again and again (a lease = both).
 ``full``: every device is leased and ``--pending`` claims wait; each release is timed until the grant that it
@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.benchmarks.served import Connection, Served, database, nodes, percentiles, served
+from tests.benchmarks.served import Connection, Replica, database, nodes, percentiles, served
 
 
 def body(task: str, gpus: int = 1, model: str | None = None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def release(connection: Connection, lease: dict[str, Any]) -> None:
     connection.post(path, {"secret": lease["secret"], "epoch": lease["epoch"]})
 
 
-def steady(broker: Served, *, clients: int, requests: int) -> dict[str, Any]:
+def steady(broker: Replica, *, clients: int, requests: int) -> dict[str, Any]:
     """Acquire and release with all clients at once."""
     granted: list[float] = []
     released: list[float] = []
@@ -76,7 +76,7 @@ def steady(broker: Served, *, clients: int, requests: int) -> dict[str, Any]:
     }
 
 
-def full(broker: Served, *, devices: int, requests: int, pending: int) -> dict[str, Any]:
+def full(broker: Replica, *, devices: int, requests: int, pending: int) -> dict[str, Any]:
     """Time each release until the waiting claim that gets the device hears of it."""
     connection = broker.connect()
     held = [acquire(connection, f"holder-{index}") for index in range(devices)]

