@@ -132,6 +132,11 @@ def test_the_page_needs_nothing_from_the_network(summary: dict[str, Any], tmp_pa
     assert "@import" not in text
 
 
+def test_a_marked_product_says_what_it_misses_when_the_run_gives_no_reason(tmp_path: Path) -> None:
+    product = {"sku": "X", "status": "below_threshold", "figures": {"shortfall": "iou 0.7 on held-out views"}}
+    assert "iou 0.7 on held-out views" in Page(write_gallery({"products": [product]}, tmp_path)).text
+
+
 def test_an_empty_run_and_half_known_figures_still_make_a_page(tmp_path: Path) -> None:
     assert Page(write_gallery({"products": []}, tmp_path / "empty")).cards == []
     odd = {"sku": "X", "status": "strange", "figures": {"iou": None, "psnr": "nan?"}, "seconds": None}

@@ -123,7 +123,9 @@ def test_product_under_a_threshold_is_marked_and_still_written(ball_photos: Path
     product = make_product(ball_photos, steps=1, resolution=16, min_iou=0.999)
     preprocess(product)
     train(product)
-    assert postprocess(product)["below_threshold"] is True
+    figures = postprocess(product)
+    assert figures["below_threshold"] is True
+    assert "on held-out views, at least 0.999 is wanted" in str(figures["shortfall"])
     assert json.loads((product.output_dir / "report.json").read_text())["below_threshold"] is True
     assert (product.output_dir / "model.glb").is_file()
 

@@ -97,7 +97,7 @@ def _card(product: Mapping[str, Any], output: Path, images: Path) -> Card:
         value=_number(product.get("value")),
         label=label,
         tone=tone,
-        reason=str(product.get("reason") or ""),
+        reason=str(product.get("reason") or figures.get("shortfall") or ""),
         photo=_copied(product.get("photo"), images, f"{sku}-photo"),
         thumbnail=_copied(folder / "thumbnail.png" if folder else None, images, f"{sku}-model"),
         model=_link(folder / "model.glb" if folder else None, output),

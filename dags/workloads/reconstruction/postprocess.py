@@ -22,7 +22,7 @@ from workloads.reconstruction.colouring import vertex_colours
 from workloads.reconstruction.field import load_distance
 from workloads.reconstruction.figures import read_figures
 from workloads.reconstruction.prepared import Prepared
-from workloads.reconstruction.quality import score
+from workloads.reconstruction.quality import Quality, score
 from workloads.reconstruction.surface import EmptySurface, extract_mesh
 from workloads.reconstruction.thumbnail import draw_thumbnail
 
@@ -46,6 +46,7 @@ def postprocess(product: Product) -> Mapping[str, object]:
         mesh, prepared.photos, prepared.coverage, prepared.cameras, prepared.training_views
     )
     quality = score(mesh, colours, prepared)
+    missed = shortfall(quality, thresholds)
     figures: dict[str, object] = {
         "iou": round(quality.iou, 4),
         "psnr": round(quality.psnr, 2),
@@ -54,7 +55,8 @@ def postprocess(product: Product) -> Mapping[str, object]:
         "vertices": len(mesh.vertices),
         "faces": len(mesh.faces),
         "watertight": bool(mesh.is_watertight),
-        "below_threshold": quality.iou < thresholds["iou"] or quality.psnr < thresholds["psnr"],
+        "below_threshold": bool(missed),
+        "shortfall": "; ".join(missed),
     }
     product.output_dir.mkdir(parents=True, exist_ok=True)
     export_glb(mesh, colours, prepared, product.output_dir / "model.glb")
@@ -62,6 +64,16 @@ def postprocess(product: Product) -> Mapping[str, object]:
     figures["seconds"] = round(time.monotonic() - started, 3)
     _write_report(product, figures, thresholds)
     return figures
+
+
+def shortfall(quality: Quality, thresholds: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each threshold that a product misses."""
+    reached = {"iou": quality.iou, "psnr": quality.psnr}
+    return [
+        f"{name} {reached[name]:.3g} on held-out views, at least {limit:g} is wanted"
+        for name, limit in thresholds.items()
+        if reached[name] < limit
+    ]
 
 
 def _write_report(product: Product, figures: Mapping[str, object], thresholds: Mapping[str, float]) -> None:

@@ -78,6 +78,9 @@ def train(product: Product) -> Mapping[str, object]:
     started = time.monotonic()
     plan = TrainingPlan.from_params(product.params)
     device = torch.device(product.device)
+    if device.type == "cpu":
+        # Tensors this small gain nothing from threads, and several products share a machine's cores.
+        torch.set_num_threads(1)
     prepared = Prepared.load(product.work_dir)
     field, loss = optimise(prepared, plan, device)
     field.save(product.work_dir)
