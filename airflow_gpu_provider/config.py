@@ -54,6 +54,9 @@ class Settings(BaseModel):
         ge=60,
         description="A node that has not reported for this long no longer belongs to the fleet.",
     )
+    history_days: float = Field(
+        30.0, gt=0, description="Claims and leases that ended this long ago are deleted, in days."
+    )
     report_interval_s: float = Field(
         1.0, ge=0.1, le=60, description="How often an agent reports its devices."
     )

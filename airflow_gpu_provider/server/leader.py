@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _UPKEEP_S = 1.0  # reports to the database, claims against task states, where claims stand
 _STANDINGS = 200  # claims whose position and expected start are worked out every second
+_CLEAN_UP_S = 600.0  # old history out of the database
 _OVERLAP_S = 10.0  # between two looks at others' nodes: their clocks and commits may be late
 _MIX = 1000  # requests that the cost of fragmentation is computed over
 
@@ -76,7 +77,7 @@ class Leader(threading.Thread):
         self._recent: deque[GpuRequest] = deque(maxlen=_MIX)
         self._fleet_version = -1
         self._nodes_seen_at: datetime | None = None
-        self._next_heartbeat = self._next_upkeep = 0.0
+        self._next_heartbeat = self._next_upkeep = self._next_clean_up = 0.0
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and resign."""
@@ -212,9 +213,12 @@ class Leader(threading.Thread):
         self._mirror.age(now)
         if self._term is None:
             return
-        self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
         self._reconcile()
         self._tell_standings(now)
+        if time.monotonic() >= self._next_clean_up:
+            self._next_clean_up = time.monotonic() + _CLEAN_UP_S
+            self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
+            self._store.forget_ended_before(now - timedelta(days=self._settings.history_days))
 
     def _reconcile(self) -> None:
         """Ask the desk to end what Airflow says is over."""

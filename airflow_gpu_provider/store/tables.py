@@ -86,6 +86,7 @@ claim = Table(
     Column("ended_at", UtcDateTime, nullable=True),
     UniqueConstraint("dag_id", "run_id", "task_id", "map_index", "try_number", name="uq_gpu_claim_key"),
     Index("ix_gpu_claim_state", "state"),
+    Index("ix_gpu_claim_ended_at", "ended_at"),
 )
 
 lease = Table(

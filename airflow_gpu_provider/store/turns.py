@@ -163,6 +163,12 @@ class TurnStore:
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
             connection.execute(statement, list(rows))
 
+    def forget_ended_before(self, moment: datetime, *, at_most: int = 10_000) -> int:
+        """Delete claims that ended before `moment`, with their leases; return how many."""
+        old = select(claim.c.id).where(claim.c.ended_at < moment).limit(at_most)
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            return connection.execute(delete(claim).where(claim.c.id.in_(old))).rowcount
+
     def _add_claims(self, connection: Connection, turn: Turn) -> None:
         if not turn.claims:
             return

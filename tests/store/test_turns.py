@@ -203,3 +203,16 @@ def test_earlier_tries_are_found_by_task(turns: TurnStore, repository: Repositor
     key = ("d", "r", "t", -1)
     assert turns.failed_devices([key, ("d", "r", "other", -1)]) == {key: {"GPU-b"}}
     assert turns.ids_of([(*key, 1), (*key, 2)]) == {(*key, 1): first}
+
+
+def test_old_history_is_deleted_and_what_lives_is_kept(
+    turns: TurnStore, repository: Repository, grant: Give
+) -> None:
+    old, waits, lives = (repository.submit(body(f"t{i}"), now=NOW, usable=()) for i in range(3))
+    for claim_id, device in ((old, "GPU-a"), (lives, "GPU-b")):
+        grant(claim_id, device)
+    repository.release(lease_id_of(old), 1, now=NOW, outcome="done", failed_devices=())
+    assert turns.forget_ended_before(NOW) == 0
+    assert turns.forget_ended_before(NOW + timedelta(days=1)) == 1
+    assert {each.id for each in repository.claims([old, waits, lives])} == {waits, lives}
+    assert repository.counts() == (1, 1, 1)

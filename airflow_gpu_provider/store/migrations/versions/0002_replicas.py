@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
         sa.Column("claim_id", sa.String(36), nullable=False),
     )
+    op.create_index("ix_gpu_claim_ended_at", "gpu_claim", ["ended_at"])
     with op.batch_alter_table("gpu_node") as node:
         node.add_column(sa.Column("reported_to", sa.String(250), nullable=True))
         node.create_index("ix_gpu_node_reported_at", ["reported_at"])
@@ -28,4 +29,5 @@ def downgrade() -> None:
     with op.batch_alter_table("gpu_node") as node:
         node.drop_index("ix_gpu_node_reported_at")
         node.drop_column("reported_to")
+    op.drop_index("ix_gpu_claim_ended_at", "gpu_claim")
     op.drop_table("gpu_event")
