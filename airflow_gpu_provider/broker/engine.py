@@ -18,6 +18,7 @@ from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part
 from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fleet_changes import changed_nodes
+from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.holdings import Holdings
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
@@ -156,6 +157,16 @@ class Engine:
     def mix_of(self) -> tuple[GpuRequest, ...]:
         """The requests that placement reckons with now."""
         return self._stream.in_use
+
+    @property
+    def mix(self) -> Mix:
+        """The mix of them."""
+        return self._placer.mix
+
+    @property
+    def capacity(self) -> Capacity:
+        """What is free. Other tenants take cores and memory of it; devices are the engine's own."""
+        return self._capacity
 
     def validate(self) -> None:
         """Raise `AssertionError` when the state contradicts itself."""

@@ -10,7 +10,7 @@ than it saves. The next step is `placement.Placer`, which adds these up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ import numpy as np
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, Layout, millicores
 from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
+
+#: Above this, a scarcer kind is not kept any harder for those who need it.
+_MOST_SCARCE = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +33,8 @@ class Mix:
     milli: IntArray  #: [S] distinct shares asked
     share: IntArray  #: [C] index into ``milli``
     suits: BoolArray  #: [C, K]
-    pressure: FloatArray  #: [K]
+    pressure: FloatArray  #: [K] on an empty fleet
+    size: FloatArray  #: [K] milli-GPU of each kind
     cpu_per_gpu: float  #: milli-cores for each milli-GPU, 0 = nobody asks for cores
     memory_per_gpu: float  #: MiB for each milli-GPU
 
@@ -60,6 +64,8 @@ class Mix:
         suits_of = np.array([key[3] for key in keys], np.bool_).reshape(len(keys), len(layout.kinds))
         weights = np.array([rows[key] / total for key in keys], np.float64)
         per_class = np.array([rows[key] * key[1] * key[2] for key in keys], np.float64)
+        devices = np.bincount(layout.kind_of, layout.exists.sum(axis=1), minlength=len(layout.kinds))
+        size: FloatArray = devices.astype(np.float64) * WHOLE_DEVICE
         return cls(
             weight=weights,
             cpu=np.array([key[0] for key in keys], np.int64),
@@ -67,10 +73,22 @@ class Mix:
             milli=milli,
             share=share.astype(np.int64),
             suits=suits_of,
-            pressure=_pressure(layout, suits_of, per_class),
+            pressure=_pressure(size, suits_of, per_class),
+            size=size,
             cpu_per_gpu=cpu / demand if demand else 0.0,
             memory_per_gpu=memory / demand if demand else 0.0,
         )
+
+    def scarcity(self, free_of_kind: Sequence[int]) -> FloatArray:
+        """Return the pressure on each kind by what is free of it now, in milli-GPU for each milli-GPU.
+
+        A kind that is fuller than the fleet is scarcer than the mix alone says, an emptier one less so.
+        """
+        free = np.array(free_of_kind, np.float64)
+        left = free.sum() / max(1.0, self.size.sum())
+        emptier = np.maximum(free, 0.01 * self.size) / np.maximum(1.0, self.size)
+        found: FloatArray = np.minimum(self.pressure * left / emptier, _MOST_SCARCE)
+        return found
 
     def fragments(self, kind: IntArray, cpu: IntArray, milli: IntArray) -> FloatArray:
         """Return the milli-GPU that the mix cannot use; ``kind`` and ``cpu`` are [R], ``milli`` is [R, W]."""
@@ -97,12 +115,10 @@ def _largest_banks(layout: Layout) -> list[int]:
     return [int(sizes[layout.kind_of == kind].max()) for kind in range(len(layout.kinds))]
 
 
-def _pressure(layout: Layout, suits: BoolArray, demand: FloatArray) -> FloatArray:
-    kinds = len(layout.kinds)
-    size = np.bincount(layout.kind_of, layout.exists.sum(axis=1), minlength=kinds) * WHOLE_DEVICE
+def _pressure(size: FloatArray, suits: BoolArray, demand: FloatArray) -> FloatArray:
     choosy = suits.any(axis=1) & ~suits.all(axis=1)
     if not choosy.any():
-        return np.zeros(kinds)
+        return np.zeros(len(size))
     # The demand of each choosy class spreads over the kinds it accepts, scaled to a fleet in full use.
     per_milli = demand[choosy] / (suits[choosy] @ size) * (size.sum() / demand.sum())
     pressure: FloatArray = per_milli @ suits[choosy]

@@ -43,7 +43,7 @@ class _Class:
     suits: Candidates
     degree_of_kind: FloatArray
     degrees: tuple[float, ...]
-    by_kind: FloatArray  #: [K] cost of pressure and mismatch, infinite where the kind does not suit
+    by_kind: FloatArray  #: [K] cost of the mismatch, infinite where the kind does not suit
     kinds: tuple[int, ...]
     #: banks that it may use whole; None = all of its kinds
     banks: IntArray | None
@@ -63,6 +63,7 @@ class Placer:
     def __init__(self, capacity: Capacity, mix: Mix, *, cost_band: float) -> None:
         self._capacity = capacity
         self._cost_band = cost_band
+        self._scarcity = np.zeros(len(capacity.layout.kinds))
         self._shapes = Shapes(capacity)
         self._classes: dict[tuple[GpuRequest, Set[DeviceId]], _Class] = {}
         self._short: dict[GpuRequest, GpuRequest] = {}
@@ -71,13 +72,12 @@ class Placer:
 
     def renew(self, mix: Mix) -> None:
         """Judge by another mix from now on."""
-        self._mix = mix
+        self.mix = mix
         self._cost = CostFunction(self._capacity.layout, mix)
         self._fragments = np.full(len(self._shapes.load), np.nan)
         self._fragments_read = (self._shapes.generation, len(self._shapes.renamed))
         for kept in self._classes.values():
             kept.generation = -1
-            kept.by_kind = self._by_kind(kept.request, kept.suits)
 
     def place(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> Found | None:
         """Return devices for all of the gang, or None; takes nothing."""
@@ -85,6 +85,8 @@ class Placer:
         if self._is_hopeless(kept):
             return None
         self._refresh(kept)
+        #: what the scarcity of each kind adds for this request, as things are now
+        self._scarcity = self.mix.scarcity(self._capacity.free_of_kind) * request.gpus * request.milli
         for degree in kept.degrees:
             found = self._on_one_bank(kept, degree) or self._over_nodes(kept, degree)
             if found is not None:
@@ -143,8 +145,7 @@ class Placer:
         layout = self._capacity.layout
         kinds = np.zeros(len(layout.kinds), np.bool_)
         kinds[layout.kind_of[suits.devices.any(axis=1)]] = True
-        cost = mismatch(layout, request) + self._mix.pressure * request.gpus * request.milli
-        return np.where(kinds, cost, np.inf)
+        return np.where(kinds, mismatch(layout, request), np.inf)
 
     # -- costs of shapes not seen before
     def _refresh(self, kept: _Class) -> None:
@@ -190,7 +191,7 @@ class Placer:
         self._fragments_read = (shapes.generation, len(shapes.renamed))
         unknown = shape[np.isnan(known[shape])]
         if len(unknown):
-            known[unknown] = self._mix.fragments(
+            known[unknown] = self.mix.fragments(
                 shapes.kind[unknown], shapes.cpu[unknown], shapes.milli[unknown]
             )
         return known[shape]
@@ -211,9 +212,12 @@ class Placer:
 
     def _of_shapes(self, kept: _Class, degree: float) -> tuple[int, int] | None:
         shapes = self._shapes
+        kind = shapes.kind[: shapes.number]
         cost = kept.cost[: shapes.number] + shapes.absent[: shapes.number]
+        if len(kept.kinds) > 1:
+            cost += np.round(self._scarcity, 6)[kind]
         if len(kept.degrees) > 1:
-            cost[kept.degree_of_kind[shapes.kind[: shapes.number]] != degree] = np.inf
+            cost[kept.degree_of_kind[kind] != degree] = np.inf
         # Of shapes that never had a bank since the class looked, the cost is unknown (NaN): they are absent.
         least = np.fmin.reduce(cost) if len(cost) else np.inf
         if not least < np.inf:
@@ -236,6 +240,7 @@ class Placer:
             costs = self._cost(kept.request, kept.by_kind, self._partial(kept))
             cost, share = np.append(cost, costs.cost), np.append(share, costs.share)
             bank = np.append(bank, kept.partial)
+        cost = cost + np.round(self._scarcity, 6)[self._capacity.layout.kind_of[bank]]
         cost = np.where(kept.suits.degree[bank] == degree, cost, np.inf)
         least = cost.min(initial=np.inf)
         if not least < np.inf:
@@ -256,7 +261,9 @@ class Placer:
     def _over_nodes(self, kept: _Class, degree: float) -> Found | None:
         if kept.request.gpus < 2 or not self._may_fit(kept, degree):
             return None
-        places = Spread(self._capacity, kept.request, kept.by_kind).places(kept.suits.of_degree(degree))
+        places = Spread(self._capacity, kept.request, kept.by_kind + self._scarcity).places(
+            kept.suits.of_degree(degree)
+        )
         if not places:
             return None
         return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))
