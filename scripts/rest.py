@@ -137,6 +137,10 @@ class BrokerApi:
         """Return the broker's answer to a question, whatever it is."""
         return self._http.get(path)
 
+    def post(self, path: str, body: object) -> httpx.Response:
+        """Return the broker's answer to a request, whatever it is."""
+        return self._http.post(path, json=body)
+
     def nodes(self) -> list[dict[str, Any]]:
         """Return the fleet with its devices."""
         answer = self.get("/nodes")

@@ -29,7 +29,11 @@ def stack(airflow_home_template: AirflowHome, tmp_path_factory: pytest.TempPathF
     options = StackOptions(
         home=home,
         simulated=FLEET,
-        environment={"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "2"},
+        environment={
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "2",
+            # Longer than any test: a lease that ends here did not end by its TTL.
+            "AIRFLOW__GPU__LEASE_TTL_S": "300",
+        },
     )
     with Stack(options) as running:
         yield running
