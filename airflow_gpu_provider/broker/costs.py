@@ -1,8 +1,9 @@
 """What it costs to put a request on a bank: the sum that `placement.Placer` makes smallest.
 
-Fragmentation and stranded GPU that the placement adds, a small term for packing, the pressure on the kind,
-and the mismatch of speed; in milli-GPU. A function of the shape of the bank alone: equal banks cost the
-same. Sums are rounded, so that the order in which they were computed decides nothing.
+Fragmentation and stranded GPU that the placement adds, a small term for packing, and the mismatch of speed;
+in milli-GPU. A function of the shape of the bank alone: equal banks cost the same. The scarcity of kinds,
+which changes with every placement, is added by the placer. Sums are rounded, so that the order in which they
+were computed decides nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from airflow_gpu_provider.broker.matching import match_degree
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
 #: Weight of leaving little room on a bank: decides only between placements that else cost the same.
-_PACKING = 100.0
+_PACKING = 30.0
+#: Weight of GPU that free CPU and memory can no longer feed.
+_STRANDED = 1.2
 #: Weight of speed beyond what was asked, for each milli-GPU: half of what as large a lack would cost.
 _SURPLUS = 0.5
 
@@ -93,8 +96,8 @@ class CostFunction:
         cpu_after = cpu - millicores(request.cpu_cores)
         milli_after = milli - request.gpus * request.milli
         growth = mix.fragments(kind, cpu_after, after) - banks.fragments[row]
-        growth += mix.stranded(cpu_after, memory - request.host_memory_mib, milli_after)
-        growth -= mix.stranded(cpu, memory, milli)
+        stranded_after = mix.stranded(cpu_after, memory - request.host_memory_mib, milli_after)
+        growth += _STRANDED * (stranded_after - mix.stranded(cpu, memory, milli))
         left = cpu_after / self._most_cpu + milli_after / self._most_milli
         cost: FloatArray = growth + _PACKING * left
         return cost

@@ -156,7 +156,7 @@ class Engine:
     @property
     def mix_of(self) -> tuple[GpuRequest, ...]:
         """The requests that placement reckons with now."""
-        return self._stream.in_use
+        return tuple(self._stream.in_use.elements())
 
     @property
     def mix(self) -> Mix:

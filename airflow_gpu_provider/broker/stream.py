@@ -7,31 +7,40 @@ next step is `fragmentation.Mix`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import GpuRequest
 
-#: Requests that make up the mix, and arrivals after which it is made anew.
-WINDOW = 2000
+#: Requests that make up the mix at most, and arrivals after which it is made anew.
+WINDOW = 6000
 RENEW_AFTER = 250
 
 
 class Stream:
-    """The latest requests."""
+    """The latest requests, counted by class."""
 
     def __init__(self, requests: Iterable[GpuRequest] = ()) -> None:
-        self._recent: deque[GpuRequest] = deque(requests, WINDOW)
-        self._seen = len(self._recent)
+        self._recent: deque[GpuRequest] = deque()
+        self._times: Counter[GpuRequest] = Counter()
+        self._seen = 0
+        for request in requests:
+            self.add(request)
         self._due = self._seen
-        self.in_use: tuple[GpuRequest, ...] = tuple(self._recent)  #: what the present mix is made of
+        self.in_use: Counter[GpuRequest] = Counter()  #: what the present mix is made of
 
     def add(self, request: GpuRequest) -> None:
         """Note a request that came."""
-        self._recent.append(request)
         self._seen += 1
+        self._recent.append(request)
+        self._times[request] += 1
+        if len(self._recent) > WINDOW:
+            oldest = self._recent.popleft()
+            self._times[oldest] -= 1
+            if not self._times[oldest]:
+                del self._times[oldest]
 
     def renewed(self, layout: Layout) -> Mix | None:
         """Return a new mix if the present one is too old."""
@@ -42,5 +51,5 @@ class Stream:
     def mix(self, layout: Layout) -> Mix:
         """Return the mix of the latest requests."""
         self._due = self._seen + min(RENEW_AFTER, self._seen)
-        self.in_use = tuple(self._recent)
+        self.in_use = self._times.copy()
         return Mix.of(layout, self.in_use)
