@@ -12,6 +12,7 @@ from workloads.reconstruction.cameras import load_cameras, look_at_sphere
 from workloads.reconstruction.photos import load_photos
 from workloads.reconstruction.prepared import Prepared
 from workloads.reconstruction.preprocess import choose_held_out, preprocess
+from workloads.reconstruction.segmentation import fit_paper
 
 from airflow_gpu_provider.catalog.product import Product, ProductUnusable
 from scripts.catalog_goods import bottle
@@ -42,6 +43,7 @@ def test_good_photos_give_silhouettes_and_cameras_round_the_unit_sphere(
     prepared = Prepared.load(product.work_dir)
     assert figures["views"] == 18
     assert figures["held_out_views"] == 3
+    assert figures["left_out_views"] == 0
     assert prepared.photos.shape == (18, 96, 96, 3)
     assert np.allclose(prepared.centre, [0, 0.1, 0], atol=0.01)
     # The rig frames the ball with FILL, so in the normalised frame the ball nearly fills the sphere.
@@ -158,6 +160,25 @@ def test_cameras_that_contradict_the_photos_are_refused(tmp_path: Path, make_pro
     edit_cameras(tmp_path / "catalog", roll)
     with pytest.raises(ProductUnusable, match="contradict each other"):
         preprocess(make_product(tmp_path / "catalog"))
+
+
+def test_one_outline_found_wrongly_is_left_out_instead_of_spoiling_the_product(
+    spoiled: Path, make_product: Make
+) -> None:
+    path = spoiled / "views" / "ball" / "view_03.png"
+    photo = np.asarray(Image.open(path)).copy()
+    # Three quarters of the ball take the backdrop's colour, as a grey side before grey paper would.
+    paper, noise = fit_paper(photo / 255)
+    bare = paper + np.random.default_rng(0).normal(0, 1, paper.shape) * noise
+    photo[:, 34:] = (bare[:, 34:] * 255).clip(0, 255)
+    Image.fromarray(photo).save(path)
+    product = make_product(spoiled)
+    figures = preprocess(product)
+    prepared = Prepared.load(product.work_dir)
+    assert figures["left_out_views"] == 1
+    assert np.flatnonzero(prepared.left_out).tolist() == [3]
+    assert 3 not in prepared.training_views
+    assert np.all((prepared.box[1] - prepared.box[0]) / 2 > 0.8)
 
 
 def test_unreadable_photo_is_refused_with_its_name(spoiled: Path, make_product: Make) -> None:

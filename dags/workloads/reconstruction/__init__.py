@@ -5,6 +5,6 @@ its photos, check the cameras), ``train`` (optimise a signed distance field and 
 to the photos) and ``postprocess`` (mesh, GLB, thumbnail, quality on views that training never saw).
 ``gallery`` turns a run's summary into a static page. Nothing here imports Airflow.
 
-Read in this order: cameras, photos, segmentation, hull, preprocess; field, volume, train; raster, surface,
-colouring, quality, postprocess; gallery.
+Read in this order: cameras, photos, segmentation, hull, agreement, preprocess; field, volume, hollows,
+train; raster, surface, colouring, quality, postprocess; gallery.
 """

@@ -30,6 +30,8 @@ class Prepared:
     cameras: Cameras
     #: True for views that training never sees; (n,)
     held_out: NDArray[np.bool_]
+    #: True for views whose outline contradicts the others'; (n,)
+    left_out: NDArray[np.bool_]
     #: corners of the box that holds the product; (2, 3)
     box: NDArray[np.float64]
     #: middle of the normalised sphere in the photographer's frame
@@ -39,7 +41,7 @@ class Prepared:
     @property
     def training_views(self) -> NDArray[np.int64]:
         """Indices of the views that training may use."""
-        return np.flatnonzero(~self.held_out)
+        return np.flatnonzero(~self.held_out & ~self.left_out)
 
     @property
     def held_out_views(self) -> NDArray[np.int64]:
@@ -59,6 +61,7 @@ class Prepared:
             poses=self.cameras.poses,
             size=np.array(self.cameras.size),
             held_out=self.held_out,
+            left_out=self.left_out,
             box=self.box,
             centre=self.centre,
             radius=np.array(self.radius),
@@ -85,6 +88,7 @@ class Prepared:
                     (height, width),
                 ),
                 held_out=data["held_out"],
+                left_out=data["left_out"],
                 box=data["box"],
                 centre=data["centre"],
                 radius=float(data["radius"]),

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airflow_gpu_provider.catalog.product import Product
+from workloads.reconstruction.agreement import agree
 from workloads.reconstruction.cameras import look_at_sphere
 from workloads.reconstruction.figures import write_figures
-from workloads.reconstruction.hull import outline_distances, product_box
+from workloads.reconstruction.hull import outline_distances
 from workloads.reconstruction.photos import load_photos
 from workloads.reconstruction.prepared import Prepared
 from workloads.reconstruction.segmentation import segment
@@ -33,20 +34,22 @@ def preprocess(product: Product) -> Mapping[str, object]:
     segmented = [segment(photo, name) for photo, name in zip(photos, cameras.files, strict=True)]
     coverage = np.stack([one.coverage for one in segmented])
     held_out = choose_held_out(len(cameras))
-    box = product_box(cameras, np.flatnonzero(~held_out), outline_distances(coverage))
+    agreement = agree(cameras, np.flatnonzero(~held_out), outline_distances(coverage))
     Prepared(
         photos=photos,
         coverage=coverage,
         paper=np.stack([one.paper for one in segmented]),
         cameras=cameras,
         held_out=held_out,
-        box=box,
+        left_out=np.isin(np.arange(len(cameras)), agreement.left_out),
+        box=agreement.box,
         centre=centre,
         radius=radius,
     ).save(product.work_dir)
-    figures = {
+    figures: dict[str, object] = {
         "views": len(cameras),
         "held_out_views": int(held_out.sum()),
+        "left_out_views": len(agreement.left_out),
         "object_share": round(float(coverage.mean()), 4),
         "seconds": round(time.monotonic() - started, 3),
     }
