@@ -18,9 +18,7 @@ from airflow_gpu_provider.broker.matching import match_degree
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
 #: Weight of leaving little room on a bank: decides only between placements that else cost the same.
-_PACKING = 30.0
-#: Weight of GPU that free CPU and memory can no longer feed.
-_STRANDED = 1.2
+_PACKING = 100.0
 #: Weight of speed beyond what was asked, for each milli-GPU: half of what as large a lack would cost.
 _SURPLUS = 0.5
 
@@ -97,7 +95,7 @@ class CostFunction:
         milli_after = milli - request.gpus * request.milli
         growth = mix.fragments(kind, cpu_after, after) - banks.fragments[row]
         stranded_after = mix.stranded(cpu_after, memory - request.host_memory_mib, milli_after)
-        growth += _STRANDED * (stranded_after - mix.stranded(cpu, memory, milli))
+        growth += stranded_after - mix.stranded(cpu, memory, milli)
         left = cpu_after / self._most_cpu + milli_after / self._most_milli
         cost: FloatArray = growth + _PACKING * left
         return cost

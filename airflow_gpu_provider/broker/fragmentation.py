@@ -19,10 +19,9 @@ from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, 
 from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
-#: How much scarcity weighs, how fast that fades as the fleet fills, how far it follows what is free of a
-#: kind, and its limit. Tuned on one seed of a real trace: with more weight, more choosy claims are served
-#: until demand reaches the fleet's size, and less of the fleet is used when demand is far beyond it.
-_SCARCITY, _FADES, _FOLLOWS, _MOST_SCARCE = 2.0, 0.4, 0.3, 5.0
+#: How far scarcity follows what is free of a kind, and its limit. With more weight, more choosy claims are
+#: served until demand reaches the fleet's size, and less of the fleet is used when demand is far beyond it.
+_FOLLOWS, _MOST_SCARCE = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +83,13 @@ class Mix:
     def scarcity(self, free_of_kind: Sequence[int]) -> FloatArray:
         """Return the pressure on each kind by what is free now, in milli-GPU for each milli-GPU.
 
-        A kind that is fuller than the fleet is scarcer than the mix alone says. As the whole fleet fills,
-        what fits at all matters more than which kind it is.
+        A kind that is fuller than the fleet is scarcer than the mix alone says, an emptier one less so.
         """
         free = np.array(free_of_kind, np.float64)
         size = np.maximum(1.0, self.size)
         left = max(0.01, free.sum() / size.sum())
         fuller = left / np.maximum(0.01, free / size)
-        found: FloatArray = _SCARCITY * self.pressure * left**_FADES * fuller**_FOLLOWS
+        found: FloatArray = self.pressure * fuller**_FOLLOWS
         return np.minimum(found, _MOST_SCARCE)
 
     def fragments(self, kind: IntArray, cpu: IntArray, milli: IntArray) -> FloatArray:
