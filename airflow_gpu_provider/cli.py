@@ -21,6 +21,11 @@ _ROLE = Arg(("--role",), help="task (tasks and triggers), agent or admin", requi
 _SUBJECT = Arg(("--subject",), help="Who carries the token, shown in logs", default=None)
 _TTL = Arg(("--ttl",), help="How long the token is valid, e.g. 30d, 12h, 600s (default: 30d)", default="30d")
 _NODE = Arg(("--node",), help="The only node an agent with this token may report", default=None)
+_TARGET = Arg(("target",), help="Name of a node, or UUID of a device")
+_REASON = Arg(("--reason",), help="Why, for those who wonder later", required=True)
+_FOR = Arg(
+    ("--for",), dest="length", help="End by itself after e.g. 2h; default: until undrained", default=None
+)
 _HOST = Arg(("--host",), help="Address to listen on (default: 127.0.0.1)", default="127.0.0.1")
 _PORT = Arg(("--port",), help="Port to listen on (default: 8793)", type=int, default=8793)
 
@@ -31,6 +36,7 @@ def get_cli_commands() -> list[GroupCommand]:
         ("nodes", "Show nodes and devices"),
         ("queue", "Show waiting claims, next first"),
         ("leases", "Show live leases"),
+        ("drains", "Show what is drained"),
     ]
     return [
         GroupCommand(
@@ -45,6 +51,18 @@ def get_cli_commands() -> list[GroupCommand]:
                         args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
                     )
                     for name, text in looks
+                ),
+                ActionCommand(
+                    name="drain",
+                    help="Take a node or device out of service; leases that hold it go on",
+                    func=lazy_load_command(f"{_COMMANDS}.drain"),
+                    args=(_TARGET, _REASON, _FOR, _CONN_ID, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="undrain",
+                    help="Put a node or device back into service",
+                    func=lazy_load_command(f"{_COMMANDS}.undrain"),
+                    args=(_TARGET, _CONN_ID, ARG_VERBOSE),
                 ),
                 ActionCommand(
                     name="token",

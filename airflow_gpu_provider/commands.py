@@ -16,7 +16,7 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow
+from airflow_gpu_provider.wire import DrainBody, DrainRow, LeaseRow, NodeRow, QueueRow, UndrainBody
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -51,6 +51,36 @@ def queue(args: argparse.Namespace) -> None:
 def leases(args: argparse.Namespace) -> None:
     """Print live leases."""
     _print(args, [_lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
+
+
+@_command
+def drains(args: argparse.Namespace) -> None:
+    """Print what is drained."""
+    _print(args, [_drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
+
+
+@_command
+def drain(args: argparse.Namespace) -> None:
+    """Take a node or device out of service."""
+    for_s = None if args.length is None else parse_seconds(args.length)
+    row = _admin_hook(args).drain(DrainBody(target=args.target, reason=args.reason, for_s=for_s))
+    print(f"Drained {row.scope} {row.target}{_until(row)}; leases that hold it go on.")
+
+
+@_command
+def undrain(args: argparse.Namespace) -> None:
+    """Put a node or device back into service."""
+    done = _admin_hook(args).undrain(UndrainBody(target=args.target))
+    print(f"Undrained {args.target}." if done else f"{args.target} was not drained.")
+
+
+def _admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
+    """Return a client with a token of this moment: who can read the broker's key is an admin."""
+    from airflow_gpu_provider.server.auth import mint_token
+
+    key = Settings.load().signing_key()
+    who = getpass.getuser()
+    return GpuBrokerHook(args.conn_id, token=mint_token(key, role="admin", subject=who, ttl_s=300))
 
 
 @_command
@@ -145,6 +175,21 @@ def _queue_row(row: QueueRow) -> dict[str, Any]:
         "starts_in_s": _shown(row.starts_in_s),
         "reason": _shown(row.reason),
         "claim": row.claim_id,
+    }
+
+
+def _until(row: DrainRow) -> str:
+    return "" if row.until is None else f" until {row.until.isoformat(timespec='seconds')}"
+
+
+def _drain_row(row: DrainRow) -> dict[str, Any]:
+    return {
+        "scope": row.scope,
+        "target": row.target,
+        "reason": row.reason,
+        "by": row.by,
+        "since": row.since.isoformat(timespec="seconds"),
+        "until": "undrained" if row.until is None else row.until.isoformat(timespec="seconds"),
     }
 
 

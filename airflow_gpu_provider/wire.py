@@ -179,6 +179,31 @@ class ReleaseBody(_Body):
     failed_devices: tuple[str, ...] = ()
 
 
+class DrainBody(_Body):
+    """Take a node or a device out of service; leases that hold it go on."""
+
+    target: str = Field(min_length=1, max_length=250)
+    reason: str = Field(min_length=1, max_length=1000)
+    for_s: float | None = Field(None, gt=0, le=366 * 86_400)
+
+
+class UndrainBody(_Body):
+    """Put a node or device back into service."""
+
+    target: str = Field(min_length=1, max_length=250)
+
+
+class DrainRow(BaseModel):
+    """A drain for people."""
+
+    scope: str  #: node | device
+    target: str
+    reason: str
+    by: str
+    since: datetime
+    until: datetime | None
+
+
 class DeviceReport(_Body):
     """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
 
@@ -236,7 +261,7 @@ class DeviceRow(BaseModel):
     model: str
     memory_mib: int
     tflops: float
-    state: str  #: free | leased | unavailable | stale
+    state: str  #: free | leased | drained | unavailable | stale
     why: str | None = None
     utilisation: float | None = None
     memory_used_mib: int | None = None

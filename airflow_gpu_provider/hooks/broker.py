@@ -7,30 +7,28 @@ Only HTTP: neither tasks nor triggers may touch a database.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 from airflow.sdk import BaseHook
-from pydantic import BaseModel, TypeAdapter
-from tenacity import (
-    AsyncRetrying,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from pydantic import BaseModel
+from tenacity import AsyncRetrying, Retrying
 
-from airflow_gpu_provider.exceptions import (
-    BrokerUnavailable,
-    GpuProviderError,
-    IdentityRefused,
-    InvalidRequest,
-    LeaseLost,
+from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
+from airflow_gpu_provider.hooks.transport import (
+    LONG_POLL_S,
+    client_options,
+    content_of,
+    no_connection,
+    read,
+    retry_options,
+    unavailable,
 )
 from airflow_gpu_provider.wire import (
-    API_PREFIX,
     ClaimBody,
     ClaimView,
+    DrainBody,
+    DrainRow,
     LeaseRow,
     NodeRow,
     QueueRow,
@@ -38,6 +36,7 @@ from airflow_gpu_provider.wire import (
     RenewAnswer,
     RenewBody,
     Status,
+    UndrainBody,
     WaitAnswer,
     WaitBody,
 )
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_CONN_ID = "gpu_default"
-LONG_POLL_S = 20.0
 
 
 class GpuBrokerHook(BaseHook):
@@ -60,6 +58,7 @@ class GpuBrokerHook(BaseHook):
 
     :param gpu_conn_id: connection of type `gpu`
     :param patience_s: how long a call is repeated while the broker does not answer, seconds
+    :param token: broker token to use instead of the connection's
     """
 
     conn_name_attr = "gpu_conn_id"
@@ -67,8 +66,11 @@ class GpuBrokerHook(BaseHook):
     conn_type = "gpu"
     hook_name = "GPU broker"
 
-    def __init__(self, gpu_conn_id: str = DEFAULT_CONN_ID, *, patience_s: float = 20.0) -> None:
+    def __init__(
+        self, gpu_conn_id: str = DEFAULT_CONN_ID, *, patience_s: float = 20.0, token: str | None = None
+    ) -> None:
         super().__init__()
+        self._token = token
         self.gpu_conn_id = gpu_conn_id
         self.patience_s = patience_s
         self._client: httpx.Client | None = None
@@ -120,6 +122,19 @@ class GpuBrokerHook(BaseHook):
         """Return the live leases."""
         return self._request("GET", "/v1/leases", None, list[LeaseRow])
 
+    # -- people
+    def drain(self, body: DrainBody) -> DrainRow:
+        """Take a node or device out of service; needs an admin's token."""
+        return self._post("/v1/drains", body, DrainRow)
+
+    def undrain(self, body: UndrainBody) -> bool:
+        """Put a node or device back into service; return False when it was not drained."""
+        return self._post("/v1/undrain", body, dict[str, bool])["undrained"]
+
+    def drains(self) -> list[DrainRow]:
+        """Return what is drained now."""
+        return self._request("GET", "/v1/drains", None, list[DrainRow])
+
     def test_connection(self) -> tuple[bool, str]:
         """Answer the connection form's Test button."""
         try:
@@ -156,7 +171,7 @@ class GpuBrokerHook(BaseHook):
     def get_conn(self) -> httpx.Client:
         """Return the HTTP client; raise InvalidRequest when the connection is missing or incomplete."""
         if self._client is None:
-            self._client = httpx.Client(**_client_options(self.gpu_conn_id, self._connection()))
+            self._client = httpx.Client(**client_options(self.gpu_conn_id, self._connection(), self._token))
         return self._client
 
     async def _aget_conn(self) -> httpx.AsyncClient:
@@ -164,125 +179,39 @@ class GpuBrokerHook(BaseHook):
             try:
                 connection = await self.aget_connection(self.gpu_conn_id)
             except Exception as error:
-                raise _no_connection(self.gpu_conn_id) from error
-            self._async_client = httpx.AsyncClient(**_client_options(self.gpu_conn_id, connection))
+                raise no_connection(self.gpu_conn_id) from error
+            self._async_client = httpx.AsyncClient(
+                **client_options(self.gpu_conn_id, connection, self._token)
+            )
         return self._async_client
 
     def _connection(self) -> Connection:
         try:
             return self.get_connection(self.gpu_conn_id)
         except Exception as error:
-            raise _no_connection(self.gpu_conn_id) from error
+            raise no_connection(self.gpu_conn_id) from error
 
     def _post(self, path: str, body: BaseModel | None, answer: type[T]) -> T:
         return self._request("POST", path, body, answer)
 
     def _request(self, method: str, path: str, body: BaseModel | None, answer: type[T]) -> T:
         client = self.get_conn()
-        content = _content(body)
+        content = content_of(body)
         try:
-            for attempt in Retrying(**_retry_options(self.patience_s)):
+            for attempt in Retrying(**retry_options(self.patience_s)):
                 with attempt:
-                    return _read(client.request(method, path, content=content), answer)
+                    return read(client.request(method, path, content=content), answer)
         except httpx.TransportError as error:
-            raise _unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+            raise unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _apost(self, path: str, body: BaseModel | None, answer: type[T]) -> T:
         client = await self._aget_conn()
-        content = _content(body)
+        content = content_of(body)
         try:
-            async for attempt in AsyncRetrying(**_retry_options(self.patience_s)):
+            async for attempt in AsyncRetrying(**retry_options(self.patience_s)):
                 with attempt:
-                    return _read(await client.request("POST", path, content=content), answer)
+                    return read(await client.request("POST", path, content=content), answer)
         except httpx.TransportError as error:
-            raise _unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+            raise unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-class _ServerError(httpx.TransportError):
-    """The broker answered 5xx: worth another try, like no answer at all."""
-
-
-def _client_options(conn_id: str, connection: Connection) -> dict[str, Any]:
-    host = (connection.host or "").rstrip("/")
-    if not host:
-        raise InvalidRequest(
-            f"Connection {conn_id!r} has no host: set it to the URL of the API server, e.g. "
-            "http://localhost:8080.",
-            reason="connection_incomplete",
-        )
-    if not connection.password:
-        raise InvalidRequest(
-            f"Connection {conn_id!r} has no password: set it to a token of `airflow gpu token --role task`.",
-            reason="connection_incomplete",
-        )
-    if "://" not in host:
-        host = f"{connection.schema or 'http'}://{host}"
-    if connection.port:
-        host = f"{host}:{connection.port}"
-    return {
-        "base_url": f"{host}{API_PREFIX}",
-        "headers": {"Authorization": f"Bearer {connection.password}", "Content-Type": "application/json"},
-        "timeout": httpx.Timeout(10.0, read=LONG_POLL_S + 15.0),
-        # A token must not travel through a proxy of the environment to a broker on this network.
-        "trust_env": False,
-    }
-
-
-def _retry_options(patience_s: float) -> dict[str, Any]:
-    return {
-        "retry": retry_if_exception_type(httpx.TransportError),
-        "wait": wait_random_exponential(multiplier=0.1, max=2.0),
-        "stop": stop_after_delay(patience_s),
-        "reraise": True,
-    }
-
-
-def _content(body: BaseModel | None) -> str:
-    return "{}" if body is None else body.model_dump_json()
-
-
-def _read(response: httpx.Response, answer: type[T]) -> T:
-    if response.is_success:
-        return TypeAdapter(answer).validate_json(response.content)
-    reason, message = _problem(response)
-    if response.status_code >= 500:
-        raise _ServerError(message)
-    if response.status_code in (401, 403):
-        raise IdentityRefused(message, reason=reason)
-    if response.status_code == 409:
-        raise LeaseLost(message, reason=reason)
-    raise InvalidRequest(message, reason=reason)
-
-
-def _problem(response: httpx.Response) -> tuple[str, str]:
-    """Return (reason, sentence) of an answer that is no success."""
-    try:
-        detail = response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        where = f"{response.request.method} {response.request.url}"
-        hint = (
-            " Is this the URL of an Airflow API server with the GPU provider?"
-            if response.is_client_error
-            else ""
-        )
-        return "unexpected_answer", f"{where} answered HTTP {response.status_code}.{hint}"
-    if isinstance(detail, dict):
-        return str(detail.get("reason", "refused")), str(detail.get("message", detail))
-    return "refused", str(detail)
-
-
-def _no_connection(conn_id: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Connection {conn_id!r} is not defined: add a connection of type `gpu` with the API server's URL as "
-        "host and a token from `airflow gpu token --role task` as password.",
-        reason="connection_missing",
-    )
-
-
-def _unavailable(conn_id: str, url: object, patience_s: float, error: Exception) -> BrokerUnavailable:
-    return BrokerUnavailable(
-        f"The GPU broker at {url} (connection {conn_id!r}) did not answer for {patience_s:g} s: "
-        f"{error or type(error).__name__}. Check that the API server runs and is reachable from here."
-    )

@@ -16,7 +16,7 @@ from starlette.datastructures import State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from airflow_gpu_provider.server import agents_api, claims_api
+from airflow_gpu_provider.server import agents_api, claims_api, people_api
 from airflow_gpu_provider.server.broker import Broker
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
 
     app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
-    app.router.routes.extend([*claims_api.ROUTES, *agents_api.ROUTES])
+    app.router.routes.extend([*claims_api.ROUTES, *agents_api.ROUTES, *people_api.ROUTES])
     if people:
         from airflow_gpu_provider.server import ui_api
 

@@ -16,17 +16,20 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
+from airflow_gpu_provider.broker.drain import Drain
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk, NotLeading
+from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.server.watches import Watches
+from airflow_gpu_provider.store.drains import DrainStore
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.leadership import Leadership
 from airflow_gpu_provider.store.nodes import NodeStore
@@ -35,6 +38,7 @@ from airflow_gpu_provider.store.turns import TurnStore
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimState,
+    DrainBody,
     LeasedDevice,
     ReleaseBody,
     RenewBody,
@@ -80,6 +84,7 @@ class Broker:
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self.leadership = Leadership(self.engine, me, ttl_s)
         self.nodes = NodeStore(self.engine, me)
+        self.drains = Drains(DrainStore(self.engine), self.mirror, clock)
         self.desk = Desk(
             settings, self.store, clock=clock, wake=self.wakeup.ring_leader, decided=self.watches.ring
         )
@@ -91,6 +96,7 @@ class Broker:
             repository=self.repository,
             nodes=self.nodes,
             mirror=self.mirror,
+            drains=self.drains,
             wakeup=self.wakeup,
             watches=self.watches,
             clock=clock,
@@ -100,6 +106,7 @@ class Broker:
     def start(self) -> None:
         """Load the fleet and start the leader's loop."""
         self.mirror.merge(self.nodes.load())
+        self.drains.refresh()
         self.leader.start()
 
     def stop(self) -> None:
@@ -222,6 +229,19 @@ class Broker:
         waiting = [entry_of(row, None) for row in self.repository.pending()]
         return waiting + [entry_of(row, held) for held, row in self.repository.live_leases()]
 
+    # -- people
+    def drain(self, body: DrainBody, by: str) -> Drain:
+        """Take a node or device out of service. Raise InvalidRequest when nobody reports it."""
+        wish = self.drains.drain(body, by)
+        self.wakeup.ring_leader()
+        return wish
+
+    def undrain(self, target: str) -> bool:
+        """Put a node or device back into service; return False when it was not drained."""
+        removed = self.drains.undrain(target)
+        self.wakeup.ring_leader()
+        return removed
+
     # -- through the tables
     async def _ask(self, request: Request, otherwise: Callable[[], T]) -> Entry | T:
         try:
@@ -235,7 +255,7 @@ class Broker:
         failed = self.store.failed_devices([task_of(key)]).get(task_of(key), set())
         usable = {
             d.id
-            for n in self.mirror.fleet(now).nodes
+            for n in self.drains.apply(self.mirror.fleet(now), now).nodes
             if not n.unavailable
             for d in n.devices
             if not d.unavailable

@@ -25,8 +25,9 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable
 from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
 from airflow_gpu_provider.server.requests import Request, Submit, apply
+from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.leadership import Term
-from airflow_gpu_provider.store.turns import Ending, Grant, Overtaken, Turn, TurnStore
+from airflow_gpu_provider.store.turns import Grant, Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ClaimState
 
 _ATTEMPTS = 5

@@ -18,10 +18,11 @@ from datetime import datetime, timedelta
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
-from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.model import Fleet, GpuRequest
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk
+from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
@@ -55,6 +56,7 @@ class Leader(threading.Thread):
         repository: Repository,
         nodes: NodeStore,
         mirror: FleetMirror,
+        drains: Drains,
         wakeup: Wakeup,
         watches: Watches,
         clock: Callable[[], datetime],
@@ -68,6 +70,7 @@ class Leader(threading.Thread):
         self._repository = repository
         self._nodes = nodes
         self._mirror = mirror
+        self._drains = drains
         self._wakeup = wakeup
         self._watches = watches
         self._clock = clock
@@ -75,7 +78,7 @@ class Leader(threading.Thread):
         self._stopping = threading.Event()
         self._term: Term | None = None
         self._recent: deque[GpuRequest] = deque(maxlen=_MIX)
-        self._fleet_version = -1
+        self._fleet_version = (-1, -1)
         self._nodes_seen_at: datetime | None = None
         self._next_heartbeat = self._next_upkeep = self._next_clean_up = 0.0
 
@@ -161,8 +164,7 @@ class Leader(threading.Thread):
             board.add(entry_of(row, held))
         for entry in self._known_again(board):
             board.remember(entry)
-        self._fleet_version = self._mirror.version
-        fleet = self._mirror.fleet(now)
+        fleet = self._fleet(now)
         entries = list(board.entries.values())
         engine = Engine(
             self._settings.cycle_policy(),
@@ -193,13 +195,17 @@ class Leader(threading.Thread):
             sync(self._desk, entry_of(row, held.get(row.id)))
 
     def _see_fleet(self) -> None:
-        if self._mirror.version == self._fleet_version or self._desk.engine is None:
+        if (self._mirror.version, self._drains.version) == self._fleet_version or self._desk.engine is None:
             return
-        self._fleet_version = self._mirror.version
         now = self._clock()
-        fleet = self._mirror.fleet(now)
+        fleet = self._fleet(now)
         self._desk.engine.set_fleet(fleet, now)
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
+
+    def _fleet(self, now: datetime) -> Fleet:
+        """Return the fleet as reported, with what people drained."""
+        self._fleet_version = (self._mirror.version, self._drains.version)
+        return self._drains.apply(self._mirror.fleet(now), now)
 
     # -- once a second
     def _upkeep(self) -> None:
@@ -211,6 +217,7 @@ class Leader(threading.Thread):
         self._mirror.merge(self._nodes.load_others(self._nodes_seen_at))
         self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
         self._mirror.age(now)
+        self._drains.refresh()
         if self._term is None:
             return
         self._reconcile()

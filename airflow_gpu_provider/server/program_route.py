@@ -94,9 +94,9 @@ def program_route(method: str, path: str, call: Callable[[Call], Awaitable[Answe
         try:
             identity = identify(broker.signing_key, request.headers.get("authorization", ""))
             if identity.role not in (*roles, Role.ADMIN):
-                allowed = ", ".join(role.value for role in roles)
+                allowed = " or ".join(role.value for role in (*roles, Role.ADMIN))
                 raise Forbidden(
-                    f"This token's role is {identity.role.value}; this call needs {allowed} or admin.",
+                    f"This token's role is {identity.role.value}; this call needs {allowed}.",
                     reason="wrong_role",
                 )
             return _answer(await call(Call(request, broker, identity)))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placement
 from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
 from airflow_gpu_provider.server.board import Entry, task_of
-from airflow_gpu_provider.store.turns import Ending, Overtaken, PassedOn
+from airflow_gpu_provider.store.endings import Ending
+from airflow_gpu_provider.store.turns import Overtaken, PassedOn
 from airflow_gpu_provider.wire import ClaimBody, ClaimState
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_gpu_provider import __version__
+from airflow_gpu_provider.broker.drain import Drain, DrainScope
 from airflow_gpu_provider.broker.reasons import asked
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.server.auth import lease_secret
@@ -18,6 +19,7 @@ from airflow_gpu_provider.wire import (
     DeviceReport,
     DeviceRow,
     DeviceView,
+    DrainRow,
     LeaseRow,
     LeaseView,
     NodeRow,
@@ -90,6 +92,7 @@ def entries_of(broker: Broker, claim_ids: Sequence[str]) -> list[Entry]:
 def nodes(broker: Broker) -> list[NodeRow]:
     """Return all nodes with their devices."""
     now = broker.clock()
+    drained = {(drain.scope, drain.target): str(drain) for drain in broker.drains.in_force()}
     holders = {
         device: task_name(entry.body.key)
         for entry in broker.entries()
@@ -100,6 +103,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
     for stored in broker.mirror.stored():
         report = stored.report
         stale = broker.mirror.stale_reason(stored, now)
+        drain = drained.get((DrainScope.NODE, report.name))
         rows.append(
             NodeRow(
                 name=report.name,
@@ -107,18 +111,23 @@ def nodes(broker: Broker) -> list[NodeRow]:
                 cpu_cores=report.cpu_cores,
                 memory_mib=report.memory_mib,
                 load=report.load,
-                state="stale" if stale else "ready",
-                why=stale,
+                state="stale" if stale else "drained" if drain else "ready",
+                why="; ".join(why for why in (drain, stale) if why) or None,
                 report_age_s=round((now - stored.reported_at).total_seconds(), 1),
-                devices=[_device_row(d, stale, holders.get(d.id)) for d in report.devices],
+                devices=[
+                    _device_row(d, stale, holders.get(d.id), drain or drained.get((DrainScope.DEVICE, d.id)))
+                    for d in report.devices
+                ],
             )
         )
     return rows
 
 
-def _device_row(device: DeviceReport, stale: str | None, holder: str | None) -> DeviceRow:
-    why = stale or unavailable_reason(device)
-    state = "leased" if holder else "stale" if stale else "unavailable" if why else "free"
+def _device_row(device: DeviceReport, stale: str | None, holder: str | None, drain: str | None) -> DeviceRow:
+    fault = unavailable_reason(device)
+    why = "; ".join(each for each in (drain, stale, fault) if each) or None
+    states = (("leased", holder), ("stale", stale), ("drained", drain), ("unavailable", fault))
+    state = next((name for name, holds in states if holds), "free")
     return DeviceRow(
         id=device.id,
         model=device.model,
@@ -181,6 +190,18 @@ def leases(broker: Broker) -> list[LeaseRow]:
         if (held := entry.held) is not None
     ]
     return sorted(rows, key=lambda row: (row.granted_at, row.lease_id))
+
+
+def drain_row(drain: Drain) -> DrainRow:
+    """Return a drain for people."""
+    return DrainRow(
+        scope=drain.scope.value,
+        target=drain.target,
+        reason=drain.reason,
+        by=drain.by,
+        since=drain.since,
+        until=drain.until,
+    )
 
 
 def status(broker: Broker) -> Status:

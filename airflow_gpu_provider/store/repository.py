@@ -17,9 +17,10 @@ from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, func, inser
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
-from airflow_gpu_provider.store.turns import end_lease, note_event
+from airflow_gpu_provider.store.turns import note_event
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
 
 ClaimRow = Row[Any]

@@ -141,3 +141,15 @@ event = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("claim_id", String(36), nullable=False),
 )
+
+# What people took out of service; what agents found wrong is in the reports.
+drain = Table(
+    "gpu_drain",
+    metadata,
+    Column("scope", String(10), primary_key=True),  # node | device
+    Column("target", String(250), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("by", String(250), nullable=False),
+    Column("since", UtcDateTime, nullable=False),
+    Column("until", UtcDateTime, nullable=True),
+)

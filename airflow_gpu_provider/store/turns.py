@@ -9,7 +9,7 @@ pending) raises `Overtaken`: nothing is written, and the leader looks at the tab
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.leadership import Term, fence
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
@@ -25,17 +26,6 @@ from airflow_gpu_provider.wire import ClaimState
 
 class Overtaken(Exception):
     """The tables are not what the turn relied on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A lease or pending claim that ends, and how."""
-
-    claim_id: str
-    reason: str
-    lease_id: str | None = None
-    outcome: str | None = None
-    failed_devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class TurnStore:
             fence(connection, term)
             self._add_claims(connection, turn)
             self._pass_on(connection, turn)
-            _end(connection, turn.endings, turn.now)
+            end_all(connection, turn.endings, turn.now)
             _expire(connection, turn)
             _reject(connection, turn)
             _grant(connection, turn)
@@ -186,93 +176,12 @@ class TurnStore:
             )
             if result.rowcount != 1:
                 raise Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
-            _close_claims(connection, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
+            close_claims(connection, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
 
 
 def note_event(connection: Connection, claim_id: str) -> None:
     """Let the leader know of a change to a claim or its lease that this transaction makes."""
     connection.execute(insert(event).values(claim_id=claim_id))
-
-
-def end_lease(
-    connection: Connection,
-    lease_id: str,
-    *,
-    now: datetime,
-    reason: str,
-    outcome: str | None = None,
-    failed_devices: Iterable[str] = (),
-) -> bool:
-    """End a live lease, its devices and its claim; return False when it had ended already."""
-    row = connection.execute(
-        select(lease.c.claim_id).where(lease.c.id == lease_id, lease.c.ended_at.is_(None)).with_for_update()
-    ).one_or_none()
-    if row is None:
-        return False
-    _end_leases(connection, [Ending(row.claim_id, reason, lease_id, outcome, tuple(failed_devices))], now)
-    return True
-
-
-def _close_claims(
-    connection: Connection, claim_ids: Sequence[str], state: ClaimState, reason: str, now: datetime
-) -> None:
-    connection.execute(
-        update(claim)
-        .where(claim.c.id.in_(claim_ids))
-        .values(state=state.value, ended_at=now, reason_code=reason, position=None, expected_at=None)
-    )
-
-
-def _end(connection: Connection, endings: Iterable[Ending], now: datetime) -> None:
-    """End leases and withdraw claims; one that ended already stays as it is."""
-
-    def manner(ending: Ending) -> tuple[str, bool, str, tuple[str, ...]]:
-        return ending.reason, ending.lease_id is None, ending.outcome or "", ending.failed_devices
-
-    # Most endings of a turn are alike (released, done), so that they take three statements together.
-    for (reason, is_claim, _, _), group in itertools.groupby(sorted(endings, key=manner), manner):
-        alike = list(group)
-        if is_claim:
-            connection.execute(
-                update(claim)
-                .where(
-                    claim.c.id.in_([each.claim_id for each in alike]),
-                    claim.c.state == ClaimState.PENDING.value,
-                )
-                .values(
-                    state=ClaimState.CANCELLED.value,
-                    ended_at=now,
-                    reason_code=reason,
-                    position=None,
-                    expected_at=None,
-                )
-            )
-        else:
-            _end_leases(connection, alike, now)
-
-
-def _end_leases(connection: Connection, alike: Sequence[Ending], now: datetime) -> None:
-    first, lease_ids = alike[0], [str(each.lease_id) for each in alike]
-    connection.execute(
-        update(lease)
-        .where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None))
-        .values(
-            ended_at=now,
-            end_reason=first.reason,
-            outcome=first.outcome,
-            failed_devices=list(first.failed_devices),
-        )
-    )
-    _free(connection, lease_ids, now)
-    _close_claims(connection, [each.claim_id for each in alike], ClaimState.ENDED, first.reason, now)
-
-
-def _free(connection: Connection, lease_ids: Sequence[str], now: datetime) -> None:
-    connection.execute(
-        update(lease_device)
-        .where(lease_device.c.lease_id.in_(lease_ids), lease_device.c.ended_at.is_(None))
-        .values(ended_at=now)
-    )
 
 
 def _expire(connection: Connection, turn: Turn) -> None:
@@ -286,8 +195,8 @@ def _expire(connection: Connection, turn: Turn) -> None:
     )
     if ended.rowcount != len(lease_ids):
         raise Overtaken("a lease was renewed or ended by another replica before it expired")
-    _free(connection, lease_ids, turn.now)
-    _close_claims(connection, [e.claim_id for e in turn.expired], ClaimState.ENDED, "expired", turn.now)
+    free_devices(connection, lease_ids, turn.now)
+    close_claims(connection, [e.claim_id for e in turn.expired], ClaimState.ENDED, "expired", turn.now)
 
 
 def _reject(connection: Connection, turn: Turn) -> None:

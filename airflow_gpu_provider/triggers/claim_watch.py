@@ -13,7 +13,8 @@ import logging
 import weakref
 
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
-from airflow_gpu_provider.hooks.broker import LONG_POLL_S, GpuBrokerHook
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.hooks.transport import LONG_POLL_S
 from airflow_gpu_provider.wire import ClaimView, WaitAnswer, WaitBody
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.auth import Role, verify_token
 from airflow_gpu_provider.server.broker import Broker
 from tests.hooks.test_broker_hook import connect
-from tests.server.conftest import ask
+from tests.server.conftest import SECRET, ask
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,22 @@ def test_nodes_queue_and_leases_are_tables(broker: Broker, capsys: pytest.Captur
     assert (lease["task"], lease["owner"], lease["devices"]) == ("d.first", "ann", "GPU-n1-0, GPU-n1-1")
     airflow("gpu", "nodes")
     assert "GPU-n1-0" in capsys.readouterr().out
+
+
+def test_a_person_drains_and_undrains(
+    broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", SECRET)
+    airflow("gpu", "drain", "GPU-n1-0", "--reason", "fan fails", "--for", "2h")
+    assert "Drained device GPU-n1-0 until" in capsys.readouterr().out
+    airflow("gpu", "drains", "-o", "json")
+    (row,) = rows(capsys)
+    assert (row["scope"], row["target"], row["reason"]) == ("device", "GPU-n1-0", "fan fails")
+    airflow("gpu", "undrain", "GPU-n1-0")
+    assert "Undrained" in capsys.readouterr().out
+    assert broker.drains.in_force() == ()
+    with pytest.raises(SystemExit, match="No agent reports a node or device 'n9'"):
+        airflow("gpu", "drain", "n9", "--reason", "x")
 
 
 def test_a_minted_token_is_alone_on_its_line(

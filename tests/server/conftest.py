@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.app import create_app
 from airflow_gpu_provider.server.auth import mint_token
+from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.wire import (
@@ -75,6 +76,16 @@ def ask(broker: Broker, task: str, gpus: int = 1, **more: object) -> str:
     key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
     body = ClaimBody(key=key, request=RequestBody(gpus=gpus), **more)
     return asyncio.run(broker.submit(body, is_attended=False)).claim_id
+
+
+def look(broker: Broker, claim_id: str, state: str, seconds: float = 20) -> Entry:
+    """Return a claim, at once when it has that state, else as it is after some seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        entry = asyncio.run(broker.find(claim_id))
+        if entry.state.value == state or time.monotonic() >= deadline:
+            return entry
+        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 
+from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.tables import claim, lease
-from airflow_gpu_provider.store.turns import Ending, Overtaken, PassedOn, Turn, TurnStore
+from airflow_gpu_provider.store.turns import Overtaken, PassedOn, Turn, TurnStore
 
 from .conftest import NOW, body, granting, lease_id_of
 
