@@ -42,6 +42,10 @@ class Connection:
         """Send `body` as JSON; return the answer, raise when it is no success."""
         return self._ask("POST", path, json.dumps(body))
 
+    def send(self, path: str, content: str) -> Any:
+        """Send JSON that is made already; return the answer, raise when it is no success."""
+        return self._ask("POST", path, content)
+
     def get(self, path: str) -> Any:
         """Return the answer, raise when it is no success."""
         return self._ask("GET", path, None)
