@@ -26,6 +26,21 @@ _REASON = Arg(("--reason",), help="Why, for those who wonder later", required=Tr
 _FOR = Arg(
     ("--for",), dest="length", help="End by itself after e.g. 2h; default: until undrained", default=None
 )
+_TRACE = Arg(
+    ("--trace",),
+    help="CSV or JSON lines of tasks (docs/simulate.md); default: the present queue",
+    default=None,
+)
+_FLEET = Arg(("--fleet",), help='Run the trace on this fleet instead, e.g. "64x(8xA100-80GB)"', default=None)
+_ADD = Arg(("--add",), help="Also run on the fleet with these devices added, e.g. 16xA100", default=None)
+_POLICIES = Arg(
+    ("--policies",), help="Which to compare: ours, fifo, pools, tflops (default: ours)", default="ours"
+)
+_DAG = Arg(("--dag-id",), help="Figures of the tasks of this DAG only; all others run as well", default=None)
+_RUNTIME = Arg(
+    ("--runtime",), help="How long those run that promise no max_runtime (default: 1h)", default="1h"
+)
+_PLOT = Arg(("--plot",), help="Save a plot as .png, .svg or .html; needs matplotlib", default=None)
 _HOST = Arg(("--host",), help="Address to listen on (default: 127.0.0.1)", default="127.0.0.1")
 _PORT = Arg(("--port",), help="Port to listen on (default: 8793)", type=int, default=8793)
 
@@ -63,6 +78,23 @@ def get_cli_commands() -> list[GroupCommand]:
                     help="Put a node or device back into service",
                     func=lazy_load_command(f"{_COMMANDS}.undrain"),
                     args=(_TARGET, _CONN_ID, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="simulate",
+                    help="Tell when tasks will be done, here or with more devices, by the broker or without",
+                    func=lazy_load_command(f"{_COMMANDS}.simulate"),
+                    args=(
+                        _TRACE,
+                        _FLEET,
+                        _ADD,
+                        _POLICIES,
+                        _DAG,
+                        _RUNTIME,
+                        _PLOT,
+                        _CONN_ID,
+                        ARG_OUTPUT,
+                        ARG_VERBOSE,
+                    ),
                 ),
                 ActionCommand(
                     name="token",

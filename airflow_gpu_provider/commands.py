@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -81,6 +82,25 @@ def _admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
     key = Settings.load().signing_key()
     who = getpass.getuser()
     return GpuBrokerHook(args.conn_id, token=mint_token(key, role="admin", subject=who, ttl_s=300))
+
+
+@_command
+def simulate(args: argparse.Namespace) -> None:
+    """Print what would become of tasks."""
+    from airflow_gpu_provider import what_if
+
+    what_if.check_plot(args.plot)
+    runtime_s = parse_seconds(args.runtime)
+    scene = what_if.scene(
+        GpuBrokerHook(args.conn_id), trace=args.trace, fleet=args.fleet, runtime_s=runtime_s
+    )
+    if scene.assumed:
+        note = f"{scene.assumed} tasks promise no max_runtime: taken to run {args.runtime} (--runtime)."
+        print(note, file=sys.stderr)
+    found = what_if.compare(scene, args.policies, add=args.add, dag_id=args.dag_id)
+    is_for_people = args.output in ("table", "plain")
+    _print(args, what_if.rows_for_people(found) if is_for_people else what_if.rows_for_programs(found))
+    what_if.save_plot(args.plot, found)
 
 
 @_command

@@ -290,6 +290,7 @@ class QueueRow(BaseModel):
 
     claim_id: str
     key: TaskKey
+    request: RequestBody
     asked: str
     value: float
     run_type: RunType
@@ -306,6 +307,7 @@ class LeaseRow(BaseModel):
 
     lease_id: str
     key: TaskKey
+    request: RequestBody
     owner: str | None
     devices: list[str]
     nodes: list[str]

@@ -154,6 +154,7 @@ def queue(broker: Broker) -> list[QueueRow]:
         QueueRow(
             claim_id=entry.claim_id,
             key=entry.body.key,
+            request=entry.body.request,
             asked=asked(entry.body.request.to_request()),
             value=entry.body.value,
             run_type=entry.body.run_type,
@@ -179,6 +180,7 @@ def leases(broker: Broker) -> list[LeaseRow]:
         LeaseRow(
             lease_id=held.lease_id,
             key=entry.body.key,
+            request=entry.body.request,
             owner=entry.body.owner,
             devices=[*held.devices, *held.spares],
             nodes=list(held.nodes),
