@@ -37,9 +37,6 @@ class Settings(BaseModel):
     lease_ttl_s: float = Field(
         30.0, ge=1, le=3600, description="A lease that is not renewed for this long ends."
     )
-    renew_interval_s: float = Field(
-        10.0, ge=0.2, le=1200, description="How often a holder renews its lease; at most half the TTL."
-    )
     collect_within_s: float = Field(
         120.0, ge=1, le=3600, description="A granted lease that its task has not collected by then ends."
     )

@@ -8,16 +8,34 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import Enum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 
 API_PREFIX = "/gpu"
 
 
+#: Larger than any fleet, and small enough for every sum and every column.
+MOST_GPUS = 100_000
+MOST_MIB = 2**40
+MOST_SECONDS = 10 * 366 * 86_400.0
+_MOST = 1e12
+_INT32 = 2**31 - 1
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain NUL")
+    return text
+
+
+Name = Annotated[str, Field(max_length=250), AfterValidator(_no_nul)]
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ClaimState(str, Enum):
@@ -38,26 +56,26 @@ class ClaimState(str, Enum):
 class TaskKey(_Body):
     """The task try that asks; together it is the idempotency key of a claim."""
 
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int = -1
-    try_number: int = Field(1, ge=1)
+    dag_id: Name
+    run_id: Name
+    task_id: Name
+    map_index: int = Field(-1, ge=-1, le=_INT32)
+    try_number: int = Field(1, ge=1, le=_INT32)
 
 
 class RequestBody(_Body):
     """`GpuRequest` on the wire. Memory in MiB."""
 
-    gpus: int = Field(1, ge=1)
-    models: tuple[str, ...] = ()
-    memory_mib: int = Field(0, ge=0)
-    min_tflops: float = Field(0.0, ge=0)
+    gpus: int = Field(1, ge=1, le=MOST_GPUS)
+    models: tuple[Name, ...] = Field((), max_length=1000)
+    memory_mib: int = Field(0, ge=0, le=MOST_MIB)
+    min_tflops: float = Field(0.0, ge=0, le=_MOST)
     strict: bool = False
-    cpu_cores: float = Field(0.0, ge=0)
-    host_memory_mib: int = Field(0, ge=0)
-    host: str | None = None
-    spares: int = Field(0, ge=0)
-    max_runtime_s: float | None = Field(None, gt=0)
+    cpu_cores: float = Field(0.0, ge=0, le=MOST_GPUS * 1000)
+    host_memory_mib: int = Field(0, ge=0, le=MOST_MIB)
+    host: Name | None = None
+    spares: int = Field(0, ge=0, le=MOST_GPUS)
+    max_runtime_s: float | None = Field(None, gt=0, le=MOST_SECONDS)
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""
@@ -86,10 +104,10 @@ class ClaimBody(_Body):
 
     key: TaskKey
     request: RequestBody
-    value: float = 0.0
+    value: float = Field(0.0, ge=-_MOST, le=_MOST)
     run_type: RunType = RunType.LIVE
-    ti_id: str | None = None
-    owner: str | None = None
+    ti_id: Annotated[str, Field(max_length=36), AfterValidator(_no_nul)] | None = None
+    owner: Annotated[str, Field(max_length=500), AfterValidator(_no_nul)] | None = None
 
 
 class DeviceView(BaseModel):
@@ -160,8 +178,8 @@ class WaitAnswer(BaseModel):
 class RenewBody(_Body):
     """Keep a lease."""
 
-    secret: str
-    epoch: int
+    secret: str = Field(max_length=200)
+    epoch: int = Field(ge=1, le=_INT32)
 
 
 class RenewAnswer(BaseModel):
@@ -173,24 +191,24 @@ class RenewAnswer(BaseModel):
 class ReleaseBody(_Body):
     """Give a lease back. ``failed_device`` is excluded for the retry of the same task."""
 
-    secret: str
-    epoch: int
-    outcome: str = "done"
-    failed_devices: tuple[str, ...] = ()
+    secret: str = Field(max_length=200)
+    epoch: int = Field(ge=1, le=_INT32)
+    outcome: Name = "done"
+    failed_devices: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
 
 
 class DrainBody(_Body):
     """Take a node or a device out of service; leases that hold it go on."""
 
-    target: str = Field(min_length=1, max_length=250)
-    reason: str = Field(min_length=1, max_length=1000)
+    target: Name = Field(min_length=1)
+    reason: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_no_nul)]
     for_s: float | None = Field(None, gt=0, le=366 * 86_400)
 
 
 class UndrainBody(_Body):
     """Put a node or device back into service."""
 
-    target: str = Field(min_length=1, max_length=250)
+    target: Name = Field(min_length=1)
 
 
 class DrainRow(BaseModel):
@@ -207,27 +225,27 @@ class DrainRow(BaseModel):
 class DeviceReport(_Body):
     """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
 
-    id: str
-    model: str
-    memory_mib: int
-    tflops: float
+    id: Name
+    model: Name
+    memory_mib: int = Field(ge=0, le=MOST_MIB)
+    tflops: float = Field(ge=0, le=_MOST)
     utilisation: float | None = None
     memory_used_mib: int | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     ecc_uncorrected: int | None = None
     foreign_pids: tuple[int, ...] = ()
-    suspect: str | None = None
+    suspect: Annotated[str, AfterValidator(_no_nul)] | None = None
     simulated: bool = False
 
 
 class NodeReport(_Body):
     """One node as its agent measured it."""
 
-    name: str
-    host: str
-    cpu_cores: float
-    memory_mib: int
+    name: Name
+    host: Name
+    cpu_cores: float = Field(ge=0, le=MOST_GPUS * 1000)
+    memory_mib: int = Field(ge=0, le=MOST_MIB)
     load: float | None = None
     labels: dict[str, str] = {}
     devices: tuple[DeviceReport, ...] = ()

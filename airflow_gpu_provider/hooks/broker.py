@@ -59,6 +59,7 @@ class GpuBrokerHook(BaseHook):
     :param gpu_conn_id: connection of type `gpu`
     :param patience_s: how long a call is repeated while the broker does not answer, seconds
     :param token: broker token to use instead of the connection's
+    :param timeout_s: longest time for one answer, seconds; None: long enough for a long-poll
     """
 
     conn_name_attr = "gpu_conn_id"
@@ -67,10 +68,16 @@ class GpuBrokerHook(BaseHook):
     hook_name = "GPU broker"
 
     def __init__(
-        self, gpu_conn_id: str = DEFAULT_CONN_ID, *, patience_s: float = 20.0, token: str | None = None
+        self,
+        gpu_conn_id: str = DEFAULT_CONN_ID,
+        *,
+        patience_s: float = 20.0,
+        token: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__()
         self._token = token
+        self._timeout_s = timeout_s
         self.gpu_conn_id = gpu_conn_id
         self.patience_s = patience_s
         self._client: httpx.Client | None = None
@@ -161,6 +168,16 @@ class GpuBrokerHook(BaseHook):
             await self._async_client.aclose()
             self._async_client = None
 
+    def for_renewals(self, ttl_s: float) -> GpuBrokerHook:
+        """Return a client that gives up early enough to try again within a lease's TTL.
+
+        Its connection is looked up now: only the main thread of a task may ask Airflow for it.
+        """
+        part = ttl_s / 6
+        hook = GpuBrokerHook(self.gpu_conn_id, patience_s=part, token=self._token, timeout_s=part)
+        hook.get_conn()
+        return hook
+
     def close(self) -> None:
         """Close the connections of the client."""
         if self._client is not None:
@@ -171,7 +188,9 @@ class GpuBrokerHook(BaseHook):
     def get_conn(self) -> httpx.Client:
         """Return the HTTP client; raise InvalidRequest when the connection is missing or incomplete."""
         if self._client is None:
-            self._client = httpx.Client(**client_options(self.gpu_conn_id, self._connection(), self._token))
+            self._client = httpx.Client(
+                **client_options(self.gpu_conn_id, self._connection(), self._token, self._timeout_s)
+            )
         return self._client
 
     async def _aget_conn(self) -> httpx.AsyncClient:
@@ -181,7 +200,7 @@ class GpuBrokerHook(BaseHook):
             except Exception as error:
                 raise no_connection(self.gpu_conn_id) from error
             self._async_client = httpx.AsyncClient(
-                **client_options(self.gpu_conn_id, connection, self._token)
+                **client_options(self.gpu_conn_id, connection, self._token, self._timeout_s)
             )
         return self._async_client
 

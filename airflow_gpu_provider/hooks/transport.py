@@ -27,7 +27,9 @@ class ServerError(httpx.TransportError):
     """The broker answered 5xx: worth another try, like no answer at all."""
 
 
-def client_options(conn_id: str, connection: Connection, token: str | None) -> dict[str, Any]:
+def client_options(
+    conn_id: str, connection: Connection, token: str | None, timeout_s: float | None = None
+) -> dict[str, Any]:
     """Return what an HTTP client needs to talk to the broker; raise InvalidRequest naming what is missing."""
     host = (connection.host or "").rstrip("/")
     if not host:
@@ -49,7 +51,7 @@ def client_options(conn_id: str, connection: Connection, token: str | None) -> d
     return {
         "base_url": f"{host}{API_PREFIX}",
         "headers": {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-        "timeout": httpx.Timeout(10.0, read=LONG_POLL_S + 15.0),
+        "timeout": httpx.Timeout(timeout_s or 10.0, read=timeout_s or LONG_POLL_S + 15.0),
         # A token must not travel through a proxy of the environment to a broker on this network.
         "trust_env": False,
     }

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow_gpu_provider.exceptions import BrokerUnavailable, GpuProviderError, IdentityRefused, LeaseLost
+from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
 from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
@@ -50,7 +50,10 @@ class HeldLease:
         self._view = view
         self._hook = hook
         self._grace_s = grace_s
+        self._since = time.monotonic()
+        self._renewals = hook.for_renewals(view.ttl_s)
         self._ended = threading.Event()
+        self._ending = threading.Lock()
         self._failed_devices: set[str] = set()
         self._worker_thread = threading.get_ident()
         self._renewer = threading.Thread(target=self._renew_until_ended, name="gpu-lease", daemon=True)
@@ -100,7 +103,8 @@ class HeldLease:
         except _LostNow:
             raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
         finally:
-            self._ended.set()
+            with self._ending:  # after this nothing is raised into what follows the work
+                self._ended.set()
             _die_with_parent(0)
             for name, value in saved.items():
                 if value is None:
@@ -127,36 +131,48 @@ class HeldLease:
 
     # -- the renewer's thread
     def _renew_until_ended(self) -> None:
-        interval_s = self._view.ttl_s / _RENEWALS_PER_TTL
-        good_until = time.monotonic() + self._view.ttl_s
+        ttl_s = self._view.ttl_s
+        # Work that does not react at once must be gone when the devices are another's.
+        reaction_s = self._reaction_s()
+        good_until = self._since + ttl_s
         body = RenewBody(secret=self._view.secret, epoch=self._view.epoch)
-        while not self._ended.wait(interval_s):
+        pause_s = ttl_s / _RENEWALS_PER_TTL
+        while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
-                self._hook.renew(self.lease_id, body)
-                good_until = asked_at + self._view.ttl_s
-            except (LeaseLost, IdentityRefused) as error:
+                self._renewals.renew(self.lease_id, body)
+                good_until, pause_s = asked_at + ttl_s, ttl_s / _RENEWALS_PER_TTL
+                continue
+            except LeaseLost as error:
                 return self._lose(error.message)
-            except BrokerUnavailable as error:
+            except Exception as error:
+                if isinstance(error, IdentityRefused) and error.reason == "lease_secret":
+                    return self._lose(error.message)
+                # Whatever else it is, the lease lives until its TTL: try again, sooner.
                 log.warning("Lease %s not renewed: %s", self.lease_id, error)
-            if time.monotonic() >= good_until:
+                pause_s = ttl_s / _RENEWALS_PER_TTL / 4
+            if time.monotonic() >= good_until - reaction_s:
                 return self._lose(
-                    f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s."
+                    f"Lease {self.lease_id} could not be renewed within its TTL of {ttl_s:g} s."
                 )
         return None
 
+    def _reaction_s(self) -> float:
+        return min(self._grace_s, self._view.ttl_s / 4)
+
     def _lose(self, why: str) -> None:
-        if self._ended.is_set():
-            return
-        log.error("Lease lost, ending the work: %s", why)
-        self._why_lost = LeaseLost(why)
-        self.lost.set()
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self._worker_thread), ctypes.py_object(_LostNow)
-        )
-        if not self._ended.wait(self._grace_s):
+        with self._ending:
+            if self._ended.is_set():
+                return
+            log.error("Lease lost, ending the work: %s", why)
+            self._why_lost = LeaseLost(why)
+            self.lost.set()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._worker_thread), ctypes.py_object(_LostNow)
+            )
+        if not self._ended.wait(self._reaction_s()):
             log.critical(
-                "The work did not end within %g s after its lease was lost: killing it", self._grace_s
+                "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()
             )
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -168,3 +184,5 @@ def _die_with_parent(signal_number: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
         log.warning("prctl(PR_SET_PDEATHSIG) failed: %s", os.strerror(ctypes.get_errno()))
+    if signal_number and os.getppid() == 1 and os.getpid() != 1:
+        raise LeaseLost("The parent of this task died before it began to work.")

@@ -7,6 +7,7 @@ fails at once and is not retried; what must wait is deferred.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -149,10 +150,11 @@ class GpuLeasedOperator(BaseOperator):
             return self._proceed(context, hook, view, ends_at, standby=True)
 
     def on_kill(self) -> None:
-        """Give everything back when a person ends the task."""
+        """Give everything back when a person ends the task, after the work itself has ended."""
         if self._held is not None:
-            self._held.release("killed")
-        elif self._claim_id is not None:
+            # Airflow lets the work run on for seconds after this: it must end before its devices are free.
+            raise SystemExit(f"The task was ended from outside; lease {self._held.lease_id} is given back.")
+        if self._claim_id is not None:
             GpuBrokerHook(self.gpu_conn_id).cancel(self._claim_id)
 
     def _proceed(
@@ -164,6 +166,8 @@ class GpuLeasedOperator(BaseOperator):
         *,
         standby: bool = False,
     ) -> Any:
+        # A forecast may slip: a worker slot is not held in standby for much longer than was expected.
+        standby_until = _now() + timedelta(seconds=2 * self._standby_s() if standby else 0)
         while view.state is ClaimState.PENDING:
             self._log_waiting(view)
             left_s = _POLL_S if deadline is None else (deadline - _now()).total_seconds()
@@ -173,9 +177,11 @@ class GpuLeasedOperator(BaseOperator):
                     f"No GPUs within queue_timeout={self.queue_timeout}: asked {self.gpus}; position "
                     f"{view.position}, {view.reason}. Raise queue_timeout, ask for less or add nodes."
                 )
-            if self.deferrable and not standby:
+            standby_s = (standby_until - _now()).total_seconds()
+            if self.deferrable and standby_s <= 0:
                 self._defer(view.claim_id, deadline)
-            hook.wait(view.claim_id, timeout_s=min(_POLL_S, left_s))
+            wait_s = min(_POLL_S, left_s, standby_s) if self.deferrable else min(_POLL_S, left_s)
+            hook.wait(view.claim_id, timeout_s=wait_s)
             view = hook.collect(view.claim_id)
         return self._work(context, hook, view)
 
@@ -187,8 +193,8 @@ class GpuLeasedOperator(BaseOperator):
                 f"Claim {view.claim_id} is {view.state.value} ({view.reason_code}): its devices were not "
                 "collected in time or were taken back. A retry asks again."
             )
-        self._held = HeldLease(view.lease, hook)
-        with self._held.working() as lease:
+        held = HeldLease(view.lease, hook)
+        with held.working() as lease, self._held_while_working(held):
             self._check_host(lease)
             for device in lease.devices:
                 self.log.info(
@@ -201,14 +207,25 @@ class GpuLeasedOperator(BaseOperator):
                 )
             return self.run_leased(context, lease)
 
+    @contextmanager
+    def _held_while_working(self, held: HeldLease) -> Iterator[None]:
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = self._claim_id = None
+
     def _defer(self, claim_id: str, deadline: datetime | None) -> None:
         ends_at = None if deadline is None else deadline.isoformat()
-        near_s = conf.getfloat("gpu", "standby_s", fallback=10.0)
         self.defer(
-            trigger=LeaseTrigger(claim_id, self.gpu_conn_id, near_s or None, ends_at),
+            trigger=LeaseTrigger(claim_id, self.gpu_conn_id, self._standby_s() or None, ends_at),
             method_name="resume",
             kwargs={"deadline": ends_at},
         )
+
+    @staticmethod
+    def _standby_s() -> float:
+        return conf.getfloat("gpu", "standby_s", fallback=10.0)
 
     def _claim_body(self, context: Context) -> ClaimBody:
         ti, dag_run = context["ti"], context["dag_run"]
@@ -263,7 +280,7 @@ class GpuLeasedOperator(BaseOperator):
     def _has_templates(self) -> bool:
         """Tell whether an argument is only known when the task runs."""
         values = [getattr(self, name) for name in GpuLeasedOperator.template_fields]
-        return any(hasattr(value, "resolve") or "{{" in str(value) for value in values)
+        return any(hasattr(value, "resolve") or re.search(r"\{\{|\{%", str(value)) for value in values)
 
 
 @contextmanager

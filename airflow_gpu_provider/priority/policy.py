@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow import settings
 from airflow.configuration import conf
+from airflow.exceptions import AirflowConfigException
 from airflow.policies import hookimpl
 
 if TYPE_CHECKING:
@@ -22,9 +23,17 @@ _OURS = "airflow_gpu_provider."
 _BACKFILL_WEIGHT = 1
 _LARGEST = 2**31 - 1  # the column is a 32-bit integer
 
+
+def _is_on() -> bool:
+    try:
+        return conf.getboolean("gpu", "priority_hook", fallback=True)
+    except AirflowConfigException:  # not a boolean: `Settings.load` names it where somebody reads it
+        return False
+
+
 # Airflow takes a policy for absent unless an `airflow_local_settings` module exists, and then calls it on a
 # throw-away task instance only. This says that there is one.
-if conf.getboolean("gpu", "priority_hook", fallback=True):
+if _is_on():
     settings.task_instance_mutation_hook.is_noop = False  # type: ignore[attr-defined]
 
 
@@ -34,7 +43,7 @@ def task_instance_mutation_hook(task_instance: TaskInstance, dag_run: DagRun | N
     if dag_run is None:  # called from the constructor; the call with the run follows
         return
     module = getattr(getattr(task_instance, "task", None), "_task_module", None) or ""
-    if not module.startswith(_OURS) or not conf.getboolean("gpu", "priority_hook", fallback=True):
+    if not module.startswith(_OURS) or not _is_on():
         return
     weight = weight_of(dag_run.conf, str(getattr(dag_run.run_type, "value", dag_run.run_type)))
     if weight is not None:

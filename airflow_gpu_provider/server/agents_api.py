@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from starlette.concurrency import run_in_threadpool
+
 from airflow_gpu_provider.server.auth import Role
 from airflow_gpu_provider.server.program_route import Call, Forbidden, program_route
 from airflow_gpu_provider.wire import ReportAnswer, ReportBody
@@ -15,7 +17,9 @@ async def report(call: Call) -> ReportAnswer:
         raise Forbidden(
             f"This token speaks for node {bound_to}; it reported {', '.join(foreign)}.", reason="foreign_node"
         )
-    return call.broker.report(body)
+    if call.broker.desk.is_open:  # all in memory
+        return call.broker.report(body)
+    return await run_in_threadpool(call.broker.report, body)
 
 
 ROUTES = [program_route("POST", "/v1/agents/report", report, Role.AGENT)]

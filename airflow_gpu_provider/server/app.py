@@ -6,6 +6,7 @@ built when the app starts, not when it is imported, since every Airflow process 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,25 +22,24 @@ from airflow_gpu_provider.server.broker import Broker
 
 log = logging.getLogger(__name__)
 
+_START_S = 10.0  # the API server waits this long for the broker before it serves without it
+_AGAIN_S = 5.0
+
 
 def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
     """Return the app. `people` adds the routes behind Airflow's login, which need Airflow's API server."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
-            broker = await run_in_threadpool(make_broker)
-            await run_in_threadpool(broker.start)
-        except Exception:
-            # The API server must come up without us: the routes then say where to look.
-            log.exception("The GPU broker could not start")
-            yield
-            return
-        app.state.broker = broker
+        # The API server must come up without us, and a database that is away for a moment comes back.
+        starting = asyncio.create_task(_start(app, make_broker), name="gpu-broker-start")
+        await asyncio.wait({starting}, timeout=_START_S)
         try:
             yield
         finally:
-            await run_in_threadpool(broker.stop)
+            starting.cancel()
+            if getattr(app.state, "broker", None) is not None:
+                await run_in_threadpool(app.state.broker.stop)
 
     app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
@@ -50,6 +50,20 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
         app.include_router(ui_api.router)
     app.add_middleware(SayWhyDown, state=app.state)
     return app
+
+
+async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
+    """Start the broker, again and again until it runs."""
+    while True:
+        try:
+            broker = await run_in_threadpool(make_broker)
+            await run_in_threadpool(broker.start)
+        except Exception:
+            log.exception("The GPU broker could not start; trying again in %g s", _AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            app.state.broker = broker
+            return
 
 
 class SayWhyDown:

@@ -8,11 +8,11 @@ written by the leader's thread only.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, Lease, LeaseId, Reason, RunType
-from airflow_gpu_provider.store.repository import ClaimRow, StoredLease, task_key
+from airflow_gpu_provider.store.rows import ClaimRow, StoredLease, task_key
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
 
 _REMEMBERED = 20_000  # decided claims that are still shown from memory
@@ -160,6 +160,12 @@ class Board:
             _, oldest = self.decided.popitem(last=False)
             self.decided_keys.pop(oldest.body.key, None)
 
+    def forget(self, entry: Entry) -> None:
+        """Show a claim that is over no more."""
+        self.decided.pop(entry.claim_id, None)
+        if self.decided_keys.get(entry.body.key) is entry:
+            del self.decided_keys[entry.body.key]
+
     def pass_on(self, old: Entry, new: Entry) -> None:
         """Give what one claim holds to another, under a new epoch."""
         held = old.held
@@ -167,9 +173,7 @@ class Board:
             raise ValueError(f"claim {old.claim_id} holds nothing to pass on")
         old.held = None
         self.close(old, ClaimState.ENDED, "superseded")
-        held.epoch += 1
-        held.collected = False
-        self.hold(new, held)
+        self.hold(new, replace(held, epoch=held.epoch + 1, collected=False))
 
 
 def _moved(old: datetime | None, new: datetime | None) -> bool:

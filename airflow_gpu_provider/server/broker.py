@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.broker.drain import Drain
 from airflow_gpu_provider.config import Settings
-from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
+from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk, NotLeading
@@ -98,7 +98,6 @@ class Broker:
             mirror=self.mirror,
             drains=self.drains,
             wakeup=self.wakeup,
-            watches=self.watches,
             clock=clock,
             task_states=task_states,
         )
@@ -131,12 +130,21 @@ class Broker:
     async def collect(self, claim_id: str) -> Entry:
         """Return a claim; the TTL of its lease starts when it is granted and not yet collected."""
         entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
+        if not self._lacks_device(entry):
+            return entry
+        if not self.desk.is_open:
+            # The node may be so new that this replica has not heard of it.
+            await run_in_threadpool(lambda: self.mirror.merge(self.nodes.load()))
+            if self._lacks_device(entry):
+                raise BrokerUnavailable("This replica does not know the leased devices yet; ask again.")
+            return entry
+        # The agent stopped reporting a leased device: nobody can work on it.
+        await self.cancel(claim_id, "device_gone")
+        return await self.find(claim_id)
+
+    def _lacks_device(self, entry: Entry) -> bool:
         held = entry.held
-        if held is not None and any(self.mirror.device(d) is None for d in (*held.devices, *held.spares)):
-            # The agent stopped reporting a leased device: nobody can work on it.
-            await self.cancel(claim_id, "device_gone")
-            return await self.find(claim_id)
-        return entry
+        return held is not None and any(self.mirror.device(d) is None for d in (*held.devices, *held.spares))
 
     async def cancel(self, claim_id: str, reason: str = "cancelled") -> bool:
         """Withdraw a claim or end what it holds; return False when it was over already."""

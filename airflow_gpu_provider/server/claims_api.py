@@ -25,6 +25,7 @@ from airflow_gpu_provider.wire import (
 )
 
 _LOOK_AGAIN_S = 0.25  # where another replica decides, its bell does not ring here
+_RELOOK_S = 1.0
 _LONGEST_WAIT_S = 30.0
 
 
@@ -39,10 +40,10 @@ async def submit(call: Call) -> ClaimView:
                 await _until_ready(broker, watch, (entry.claim_id,), wait_s)
             finally:
                 broker.watches.end(watch)
-            entry = await broker.find(entry.claim_id)
     finally:
         broker.desk.attended.discard(entry.claim_id)
-    if entry.state is ClaimState.GRANTED and (entry.held is None or not entry.held.collected):
+    # Not before the claim is unattended: a grant of this moment must not count as collected by nobody.
+    if wait_s > 0 or entry.state is ClaimState.GRANTED:
         entry = await broker.collect(entry.claim_id)
     return views.claim_view(broker, entry, with_lease=True)
 
@@ -110,8 +111,9 @@ async def _until_ready(broker: Broker, watch: Watch, added: tuple[str, ...], tim
     deadline = time.monotonic() + timeout_s
     while not watch.ready and not unknown and (left_s := deadline - time.monotonic()) > 0:
         if broker.desk.is_open:
-            # The board's own changes ring; a change of leader is seen after a while.
-            await watch.wait(min(left_s, 1.0))
+            await watch.wait(min(left_s, _RELOOK_S))
+            # What is near its turn by now, or was decided while the board was loaded, does not ring.
+            _relook(broker, watch)
         else:
             await asyncio.sleep(min(left_s, _LOOK_AGAIN_S))
             unknown = await _look(broker, watch, tuple(watch.claim_ids))
@@ -132,6 +134,14 @@ async def _look(broker: Broker, watch: Watch, claim_ids: tuple[str, ...]) -> set
     found = await run_in_threadpool(lambda: views.entries_of(broker, elsewhere))
     watch.ready.update(entry.claim_id for entry in found if _is_ready(broker, entry, watch))
     return set(elsewhere) - {entry.claim_id for entry in found}
+
+
+def _relook(broker: Broker, watch: Watch) -> None:
+    find = broker.desk.board.find
+    for claim_id in list(watch.claim_ids):
+        entry = find(claim_id)
+        if entry is not None and _is_ready(broker, entry, watch):
+            watch.ready.add(claim_id)
 
 
 def _is_ready(broker: Broker, entry: Entry, watch: Watch) -> bool:

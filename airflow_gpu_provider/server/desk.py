@@ -14,19 +14,19 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Placement
 from airflow_gpu_provider.config import Settings
-from airflow_gpu_provider.exceptions import BrokerUnavailable
+from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
 from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
+from airflow_gpu_provider.server.draft import Asked, Draft, fail
 from airflow_gpu_provider.server.requests import Request, Submit, apply
 from airflow_gpu_provider.store.endings import Ending
-from airflow_gpu_provider.store.leadership import Term
+from airflow_gpu_provider.store.leadership import StaleTerm, Term
 from airflow_gpu_provider.store.turns import Grant, Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ClaimState
 
@@ -37,36 +37,6 @@ class NotLeading(BrokerUnavailable):
     """This replica does not decide any more: the request goes through the tables instead."""
 
     default_reason = "not_leading"
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request and where its answer goes."""
-
-    request: Request
-    answer: Future[Entry]
-    attempts: int = 0
-
-    def begin(self) -> bool:
-        """Return whether someone still waits for the answer; from now on it cannot be called off."""
-        return self.answer.running() or self.answer.set_running_or_notify_cancel()
-
-
-@dataclass(slots=True)
-class Draft:
-    """A turn in the making: what to write, and what to do once it is written."""
-
-    turn: Turn
-    then: list[Callable[[], None]] = field(default_factory=list)
-    touched: set[object] = field(default_factory=set)  #: claims and keys that this turn changes already
-    new: dict[str, Entry] = field(default_factory=dict)
-
-    def touches(self, *names: object) -> bool:
-        """Note what a request changes; return whether this turn changes any of it already."""
-        if any(name in self.touched for name in names):
-            return True
-        self.touched.update(names)
-        return False
 
 
 class Desk:
@@ -93,6 +63,7 @@ class Desk:
         self._queue: deque[Asked] = deque()
         self._lock = threading.Lock()
         self._is_open = False
+        self._alone = 0  #: so many of the next turns take one request each
 
     # -- any thread
     def ask(self, request: Request) -> Future[Entry]:
@@ -132,36 +103,60 @@ class Desk:
             self._is_open = False
             left = [each for each in self._queue if each.begin()]
             self._queue.clear()
-        for asked in left:
-            asked.answer.set_exception(NotLeading("This replica does not lead any more."))
+        fail(left, NotLeading("This replica does not lead any more."))
 
     def turn(self, term: Term) -> bool:
         """Serve what was asked and decide; return whether anything changed.
 
         Raise Overtaken or IntegrityError when the tables are not what the board shows: the caller loads
-        them and calls again; the requests are kept. Any other error keeps them too, for a few attempts.
+        them and calls again; the requests are kept for a few attempts. After any other error the caller
+        loads the tables too; every request is answered or kept.
         """
         if self.engine is None:
             return False
-        with self._lock:
-            asked = [each for each in self._queue if each.begin()]
-            self._queue.clear()
+        asked = self._next()
         try:
             postponed, answers, draft = self._draft(asked)
             if not draft.turn.is_empty():
                 self.store.write(term, draft.turn)
-        except (Overtaken, IntegrityError):
-            self._keep(asked)
+        except (Overtaken, IntegrityError) as error:
+            self._keep(self._still_tried(asked, error))
+            raise
+        except StaleTerm:
+            fail(asked, NotLeading("This replica does not lead any more."))
+            raise
+        except SQLAlchemyError as error:
+            fail(asked, BrokerUnavailable(f"The broker's database failed: {error.__class__.__name__}."))
             raise
         except Exception as error:
-            self._keep(self._give_up_on(asked, error))
+            self._isolate(asked, error)
             raise
-        for act in draft.then:
-            act()
-        for each, entry in answers:
-            each.answer.set_result(entry)
-        self._keep(postponed)
+        try:
+            for act in draft.then:
+                act()
+            for each, entry in answers:
+                each.answer.set_result(entry)
+            self._keep(postponed)
+        finally:
+            # The turn is written: whoever has no answer yet finds it in the tables.
+            fail([each for each, _ in answers], NotLeading("The turn was written, its picture was not."))
         return not draft.turn.is_empty()
+
+    def _next(self) -> list[Asked]:
+        """Take what was asked since the last turn, or one request alone while one of them is poison."""
+        with self._lock:
+            most = 1 if self._alone > 0 else len(self._queue)
+            self._alone = max(0, self._alone - 1)
+            taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        return [each for each in taken if each.begin()]
+
+    def _isolate(self, asked: Sequence[Asked], error: Exception) -> None:
+        """Find the request that cannot be judged: the others must not suffer with it."""
+        if len(asked) == 1:
+            fail(asked, InvalidRequest(f"The broker cannot judge this request: {error}", reason="not_judged"))
+            return
+        self._alone = len(asked)
+        self._keep(asked)
 
     def _draft(self, asked: Sequence[Asked]) -> tuple[list[Asked], list[tuple[Asked, Entry]], Draft]:
         draft = Draft(Turn(self._clock()))
@@ -181,23 +176,24 @@ class Desk:
         return postponed, answers, draft
 
     def _keep(self, asked: Iterable[Asked]) -> None:
-        kept = list(asked)
+        kept = [each for each in asked if not each.answer.done()]
         if not kept:
             return
         with self._lock:
-            self._queue.extendleft(reversed(kept))
-        self._wake()
+            if self._is_open:
+                self._queue.extendleft(reversed(kept))
+                self._wake()
+                return
+        fail(kept, NotLeading("This replica does not lead any more."))
 
-    def _give_up_on(self, asked: Sequence[Asked], error: Exception) -> list[Asked]:
+    def _still_tried(self, asked: Sequence[Asked], error: Exception) -> list[Asked]:
         kept = []
         for each in asked:
             each.attempts += 1
-            if each.answer.done():
-                continue
             if each.attempts < _ATTEMPTS:
                 kept.append(each)
             else:
-                each.answer.set_exception(BrokerUnavailable(f"The broker's database failed: {error}"))
+                fail([each], BrokerUnavailable(f"Others changed the same again and again: {error}"))
         return kept
 
     # -- deciding
@@ -280,6 +276,10 @@ class Desk:
         """Show on the board that a claim is over, and tell those who wait for it."""
         self.board.close(entry, state, reason_code, reason)
         self._decided([entry.claim_id])
+
+    def tell(self, claim_id: str) -> None:
+        """Let those hear of a claim who wait for it."""
+        self._decided([claim_id])
 
     #: the node of each device, set with the fleet
     node_of: dict[DeviceId, str] = {}  # noqa: RUF012 - replaced as a whole, never changed

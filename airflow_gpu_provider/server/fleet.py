@@ -39,6 +39,8 @@ class FleetMirror:
         self._forget_after_s = forget_after_s
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
+        #: the node that each device belongs to: two agents may report the same one
+        self._owner: dict[str, str] = {}
         #: grows whenever what can be placed may have changed
         self.version = 0
 
@@ -47,7 +49,7 @@ class FleetMirror:
         before = self.version
         with self._lock:
             for report in reports:
-                self._take(StoredNode(report, now), now)
+                self._take(StoredNode(report, now))
         return self.version != before
 
     def merge(self, stored: Iterable[StoredNode]) -> None:
@@ -56,7 +58,7 @@ class FleetMirror:
             for node in stored:
                 known = self._known.get(node.report.name)
                 if known is None or known.stored.reported_at < node.reported_at:
-                    taken = self._take(node, node.reported_at)
+                    taken = self._take(node)
                     taken.saved_facts, taken.saved_at = taken.facts, node.reported_at
 
     def age(self, now: datetime) -> None:
@@ -104,7 +106,20 @@ class FleetMirror:
         """Return the core's value of the fleet as it is now."""
         self.age(now)
         with self._lock:
-            return Fleet(tuple(self._known[name].node for name in sorted(self._known)))
+            return Fleet(
+                tuple(self._with_own_devices(self._known[name].node) for name in sorted(self._known))
+            )
+
+    def _with_own_devices(self, node: Node) -> Node:
+        if all(self._is_owned(device.id, node.name) for device in node.devices):
+            return node
+        own = tuple(device for device in node.devices if self._is_owned(device.id, node.name))
+        return replace(node, devices=own)
+
+    def also_reported_by(self, device_id: str, node: str) -> str | None:
+        """Return the node that a device really belongs to, None when it is this one."""
+        owner = self._owner.get(device_id, node)
+        return None if owner == node else owner
 
     def stale_reason(self, stored: StoredNode, now: datetime) -> str | None:
         """Return why the node's devices are not offered, None when its report is fresh."""
@@ -119,15 +134,17 @@ class FleetMirror:
                     device.id: (device, known.stored.report)
                     for known in self._known.values()
                     for device in known.stored.report.devices
+                    if self._is_owned(device.id, known.stored.report.name)
                 }
         return self._devices.get(device_id)
 
     _devices_version = -1
     _devices: Mapping[str, tuple[DeviceReport, NodeReport]] = {}
 
-    def _take(self, stored: StoredNode, now: datetime) -> _Known:
+    def _take(self, stored: StoredNode) -> _Known:
         report = stored.report
         known, facts = self._known.get(report.name), _facts(report)
+        self._own(report)
         if known is not None and known.facts == facts and not known.is_stale:
             known.stored = stored
             return known
@@ -138,9 +155,26 @@ class FleetMirror:
         self._known[report.name] = fresh
         return fresh
 
+    def _own(self, report: NodeReport) -> None:
+        """Let devices belong to the node that reported them first, as long as it does."""
+        for device in report.devices:
+            owner = self._known.get(self._owner.get(device.id, ""))
+            if owner is not None and not owner.is_stale and _has(owner.stored.report, device.id):
+                continue
+            if self._owner.get(device.id) != report.name:
+                self._owner[device.id] = report.name
+                self.version += 1
+
+    def _is_owned(self, device_id: str, node: str) -> bool:
+        return self._owner.get(device_id, node) == node
+
     def _stale_reason(self, is_stale: bool) -> str | None:
         # Without the age: the sentence becomes part of reasons that are written only where they change.
         return f"no report for more than {self._stale_after_s:g} s" if is_stale else None
+
+
+def _has(report: NodeReport, device_id: str) -> bool:
+    return any(device.id == device_id for device in report.devices)
 
 
 def _seconds(earlier: datetime, stored: StoredNode) -> float:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
-from airflow_gpu_provider.broker.model import Fleet, GpuRequest
+from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk
@@ -27,7 +26,6 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.wakeup import Wakeup
-from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
@@ -58,7 +56,6 @@ class Leader(threading.Thread):
         mirror: FleetMirror,
         drains: Drains,
         wakeup: Wakeup,
-        watches: Watches,
         clock: Callable[[], datetime],
         task_states: TaskStates | None,
     ) -> None:
@@ -72,12 +69,11 @@ class Leader(threading.Thread):
         self._mirror = mirror
         self._drains = drains
         self._wakeup = wakeup
-        self._watches = watches
         self._clock = clock
         self._task_states = task_states
         self._stopping = threading.Event()
         self._term: Term | None = None
-        self._recent: deque[GpuRequest] = deque(maxlen=_MIX)
+        self._must_load = False
         self._fleet_version = (-1, -1)
         self._nodes_seen_at: datetime | None = None
         self._next_heartbeat = self._next_upkeep = self._next_clean_up = 0.0
@@ -90,35 +86,37 @@ class Leader(threading.Thread):
             self.join(timeout_s)
 
     def run(self) -> None:
-        """Loop until `stop`."""
-        while not self._stopping.is_set():
-            try:
-                self._step()
-            except StaleTerm as error:
-                log.warning("No longer leading: %s", error)
-                self._follow()
-            except (Overtaken, IntegrityError) as error:
-                log.info("Loading the tables again: %s", error)
-                self._load_if_leading()
-            except SQLAlchemyError:
-                log.exception("The broker's database failed; trying again")
-                self._follow()
-                self._stopping.wait(0.5)
-            except Exception:
-                log.exception("A turn failed; the next one starts from the tables")
-                self._follow()
-                self._stopping.wait(0.5)
-        self._desk.close()
-        if self._term is not None:
-            self._leadership.resign(self._term)
+        """Loop until `stop`. Whatever a step raises, the next one starts from the tables."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._step()
+                except (Overtaken, IntegrityError) as error:
+                    log.info("Loading the tables again: %s", error)
+                    self._must_load = True
+                except StaleTerm as error:
+                    log.warning("No longer leading: %s", error)
+                    self._follow()
+                except SQLAlchemyError:
+                    log.exception("The broker's database failed; trying again")
+                    self._follow()
+                    self._stopping.wait(0.5)
+                except Exception:
+                    log.exception("A turn failed; the next one starts from the tables")
+                    self._must_load = True
+                    self._stopping.wait(0.05)
+        finally:
+            self._desk.close()
+            if self._term is not None:
+                self._leadership.resign(self._term)
 
     def _step(self) -> None:
         self._wakeup.wait_for_work(_LOOK_S)
         self._keep_lead()
         if self._term is not None:
-            if not self._desk.is_open:
-                self._load()
-            self._take_events()
+            if self._must_load or not self._desk.is_open:
+                self._load(self._term)
+            self._take_events(self._term)
             self._see_fleet()
             if self._desk.turn(self._term):
                 self._wakeup.ring_leader()  # what was postponed, or can start now
@@ -144,17 +142,9 @@ class Leader(threading.Thread):
         self._desk.close()
         self._term, self._next_heartbeat = None, 0.0
 
-    def _load_if_leading(self) -> None:
-        try:
-            if self._term is not None:
-                self._load()
-        except SQLAlchemyError:
-            log.exception("The broker's database failed; trying again")
-            self._follow()
-
-    def _load(self) -> None:
+    def _load(self, term: Term) -> None:
         """Take the board and the engine from the tables."""
-        self._store.take_events()  # what they tell is in the tables by now
+        self._store.take_events(term)  # what they tell is in the tables by now
         now = self._clock()
         self._mirror.merge(self._nodes.load())
         board = Board(decided=self._desk.board.decided, decided_keys=self._desk.board.decided_keys)
@@ -171,11 +161,11 @@ class Leader(threading.Thread):
             fleet,
             [entry.lease() for entry in entries if entry.held is not None],
             [entry.claim() for entry in entries if entry.held is None],
-            tuple(self._recent),
+            self._store.recent_requests(_MIX),
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)
-        self._watches.ring([i for i in self._watches.all_claims() if i not in board.entries])
+        self._must_load = False
         self._wakeup.ring_leader()
 
     def _known_again(self, board: Board) -> Iterator[Entry]:
@@ -185,9 +175,9 @@ class Leader(threading.Thread):
         for row in self._repository.claims(missing):
             yield entry_of(row, None)
 
-    def _take_events(self) -> None:
+    def _take_events(self, term: Term) -> None:
         """Learn what other replicas wrote into the tables."""
-        changed = self._store.take_events()
+        changed = self._store.take_events(term)
         if not changed:
             return
         held = {claim.id: lease for lease, claim in self._repository.live_leases(changed)}
@@ -212,7 +202,8 @@ class Leader(threading.Thread):
         now = self._clock()
         changed, alive = self._mirror.unsaved()
         self._nodes.save(changed)
-        self._nodes.touch(alive, now)
+        others = self._nodes.touch(alive, now)
+        self._nodes.save([stored for stored in self._mirror.stored() if stored.report.name in others])
         self._mirror.mark_saved(changed, alive)
         self._mirror.merge(self._nodes.load_others(self._nodes_seen_at))
         self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
@@ -232,7 +223,12 @@ class Leader(threading.Thread):
         entries = [e for e in self._desk.board.entries.values() if e.body.ti_id]
         if self._task_states is None or not entries:
             return
-        states = self._task_states({task_of(entry.body.key) for entry in entries})
+        try:
+            states = self._task_states({task_of(entry.body.key) for entry in entries})
+        except Exception:
+            # Airflow's database, not ours: leases still end by release and TTL.
+            log.exception("Airflow's task states could not be read")
+            return
         for entry in entries:
             reason = why_over(entry.body.key, states.get(task_of(entry.body.key)))
             if reason:
@@ -254,13 +250,3 @@ class Leader(threading.Thread):
             if entry.note(waiting.position, waiting.reason, expected_at):
                 changed.append(entry)
         self._store.note_waiting([entry.note_row() for entry in changed])
-        self._watches.ring_near(
-            lambda claim_id: _starts_in_s(board, claim_id, now), [e.claim_id for e in changed]
-        )
-
-
-def _starts_in_s(board: Board, claim_id: str, now: datetime) -> float | None:
-    entry = board.entries.get(claim_id)
-    if entry is None or entry.expected_at is None:
-        return None
-    return (entry.expected_at - now).total_seconds()

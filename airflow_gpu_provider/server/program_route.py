@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -102,6 +103,10 @@ def program_route(method: str, path: str, call: Callable[[Call], Awaitable[Answe
             return _answer(await call(Call(request, broker, identity)))
         except GpuProviderError as error:
             return _refusal(error)
+        except SQLAlchemyError as error:
+            log.exception("%s %s failed in the database", method, path)
+            kind = error.__class__.__name__
+            return _refusal(BrokerUnavailable(f"The broker's database failed: {kind}.", reason="database"))
 
     return Route(path, endpoint, methods=[method])
 

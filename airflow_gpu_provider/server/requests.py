@@ -20,7 +20,8 @@ from airflow_gpu_provider.store.turns import Overtaken, PassedOn
 from airflow_gpu_provider.wire import ClaimBody, ClaimState
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.server.desk import Desk, Draft
+    from airflow_gpu_provider.server.desk import Desk
+    from airflow_gpu_provider.server.draft import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,13 @@ def _submit(request: Submit, desk: Desk, draft: Draft) -> Entry | None:
     for entry in tries:
         if entry.body.key == key:
             return entry
-    if key in desk.board.decided_keys:
-        return desk.board.decided_keys[key]
+    over = desk.board.decided_keys.get(key)
+    if over is not None:
+        if not is_another_task(over.body.ti_id, body.ti_id):
+            return over
+        # A run that was deleted and made again under the same id: the old claim is not this task's.
+        draft.turn.forgotten.append(over.claim_id)
+        draft.then.append(lambda: desk.board.forget(over))
     entry = Entry(str(uuid.uuid4()), body, draft.turn.now, request.excluded)
     draft.touches(entry.claim_id)
     draft.new[entry.claim_id] = entry
@@ -103,6 +109,11 @@ def _submit(request: Submit, desk: Desk, draft: Draft) -> Entry | None:
     ):
         desk.engine.submit(entry.claim())
     return entry
+
+
+def is_another_task(ti_id: str | None, other: str | None) -> bool:
+    """Return whether two task instances of the same name are not the same one."""
+    return ti_id is not None and other is not None and ti_id != other
 
 
 def _row(entry: Entry) -> dict[str, object]:
@@ -134,7 +145,9 @@ def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, dr
             draft.then.append(lambda old=old: desk.end(old, ClaimState.CANCELLED, "superseded"))  # type: ignore[misc]
             continue
         devices = (*held.devices, *held.spares)
-        if not passed_on and old.body.request == new.body.request and set(devices) <= request.usable:
+        lives = held.expires_at > draft.turn.now  # else this very turn ends it
+        fits = old.body.request == new.body.request and set(devices) <= request.usable
+        if not passed_on and lives and fits:
             passed_on = True
             draft.turn.passed_on.append(PassedOn(held.lease_id, old.claim_id, new.claim_id, held.epoch + 1))
             draft.turn.claims[-1]["state"] = ClaimState.GRANTED.value
@@ -241,6 +254,7 @@ def sync(desk: Desk, fresh: Entry) -> None:
     if known is None:
         if fresh.state.is_terminal:
             desk.board.remember(fresh)
+            desk.tell(fresh.claim_id)
         elif fresh.held is None:
             desk.board.add(fresh)
             engine.submit(fresh.claim())

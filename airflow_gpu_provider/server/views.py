@@ -115,16 +115,26 @@ def nodes(broker: Broker) -> list[NodeRow]:
                 why="; ".join(why for why in (drain, stale) if why) or None,
                 report_age_s=round((now - stored.reported_at).total_seconds(), 1),
                 devices=[
-                    _device_row(d, stale, holders.get(d.id), drain or drained.get((DrainScope.DEVICE, d.id)))
-                    for d in report.devices
+                    _device_row(
+                        device,
+                        stale,
+                        drain or drained.get((DrainScope.DEVICE, device.id)),
+                        holders.get(device.id),
+                        broker.mirror.also_reported_by(device.id, report.name),
+                    )
+                    for device in report.devices
                 ],
             )
         )
     return rows
 
 
-def _device_row(device: DeviceReport, stale: str | None, holder: str | None, drain: str | None) -> DeviceRow:
+def _device_row(
+    device: DeviceReport, stale: str | None, drain: str | None, holder: str | None, owner: str | None
+) -> DeviceRow:
     fault = unavailable_reason(device)
+    if owner is not None:
+        holder, fault = None, f"also reported by node {owner}, to which it belongs"
     why = "; ".join(each for each in (drain, stale, fault) if each) or None
     states = (("leased", holder), ("stale", stale), ("drained", drain), ("unavailable", fault))
     state = next((name for name, holds in states if holds), "free")

@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 _FORGET_S = 120.0
 
@@ -89,29 +89,10 @@ class Watches:
 
     def ring(self, claim_ids: Sequence[str]) -> None:
         """Tell those who wait for these claims. May be called from any thread."""
-        heard: dict[Watch, list[str]] = {}
-        with self._lock:
+        with self._lock:  # held while ringing: a claim that is dropped must not be noted again
             for claim_id in claim_ids:
                 for watch in self._of_claim.get(claim_id, ()):
-                    heard.setdefault(watch, []).append(claim_id)
-        for watch, ids in heard.items():
-            watch.ring(ids)
-
-    def ring_near(self, starts_in_s: Callable[[str], float | None], claim_ids: Iterable[str]) -> None:
-        """Tell those who asked to hear of claims shortly before their start."""
-        for claim_id in claim_ids:
-            seconds = starts_in_s(claim_id)
-            if seconds is None:
-                continue
-            with self._lock:
-                near = [w for w in self._of_claim.get(claim_id, ()) if w.near_s and seconds <= w.near_s]
-            for watch in near:
-                watch.ring([claim_id])
-
-    def all_claims(self) -> list[str]:
-        """Return the claims that anyone waits for."""
-        with self._lock:
-            return list(self._of_claim)
+                    watch.ring([claim_id])
 
     def _drop(self, watch: Watch, claim_ids: Iterable[str]) -> None:
         for claim_id in claim_ids:

@@ -17,6 +17,8 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 
 WRITES = {"gpu_writes": True}  # execution option of a connection that will write
 _SQLITE_WAIT_S = 30
+_FROZEN_MS = 2000  # PostgreSQL ends a session that sleeps this long inside a transaction
+_LOCKED_MS = 5000
 
 
 def make_engine(url: str) -> Engine:
@@ -30,11 +32,22 @@ def make_engine(url: str) -> Engine:
             reason="unsupported_database",
         )
     if dialect == "postgresql":
-        return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20)
+        engine = create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=20)
+        event.listen(engine, "connect", _bound_waits)
+        return engine
     engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S, "check_same_thread": False})
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _bound_waits(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    """Let nobody wait for ever for a replica that was frozen inside a transaction."""
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = {_FROZEN_MS}")
+    cursor.execute(f"SET lock_timeout = {_LOCKED_MS}")
+    cursor.close()
+    connection.commit()
 
 
 def _configure_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

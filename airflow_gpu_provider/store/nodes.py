@@ -78,14 +78,21 @@ class NodeStore:
                 )
                 connection.execute(statement, old)
 
-    def touch(self, names: Sequence[str], at: datetime) -> None:
-        """Note that these nodes reported, and that nothing that matters changed."""
+    def touch(self, names: Sequence[str], at: datetime) -> set[str]:
+        """Note that these nodes reported and nothing that matters changed; return those that others wrote.
+
+        What another replica wrote last may differ: the caller must save such a node whole.
+        """
         if not names:
-            return
+            return set()
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
-            connection.execute(
-                update(node).where(node.c.name.in_(names)).values(reported_at=at, reported_to=self._me)
+            mine = connection.scalars(
+                update(node)
+                .where(node.c.name.in_(names), node.c.reported_to == self._me)
+                .values(reported_at=at)
+                .returning(node.c.name)
             )
+            return set(names) - set(mine)
 
     def forget_before(self, moment: datetime) -> int:
         """Drop nodes that have not reported since `moment`; return how many."""

@@ -9,44 +9,26 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.rows import (
+    MOST_NAMED,
+    OF_CLAIM,
+    ClaimPart,
+    ClaimRow,
+    StoredLease,
+    with_devices,
+)
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.store.turns import note_event
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
-
-ClaimRow = Row[Any]
-
-_NAMED = 500
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLease:
-    """A lease with the devices it holds or held."""
-
-    row: Row[Any]
-    devices: tuple[str, ...]
-    spares: tuple[str, ...]
-    nodes: tuple[str, ...]
-
-
-def task_key(row: ClaimRow) -> TaskKey:
-    """Return the task try that a row of the claim table belongs to."""
-    return TaskKey(
-        dag_id=row.dag_id,
-        run_id=row.run_id,
-        task_id=row.task_id,
-        map_index=row.map_index,
-        try_number=row.try_number,
-    )
 
 
 class Repository:
@@ -71,9 +53,13 @@ class Repository:
                 return str(connection.execute(select(claim.c.id).where(_same_try(body.key))).scalar_one())
 
     def _submit(self, connection: Connection, body: ClaimBody, now: datetime, usable: Collection[str]) -> str:
-        known = connection.execute(select(claim.c.id).where(_same_try(body.key))).scalar_one_or_none()
+        known = connection.execute(select(claim).where(_same_try(body.key))).one_or_none()
         if known is not None:
-            return str(known)
+            is_over = ClaimState(known.state).is_terminal
+            if not (is_over and known.ti_id and body.ti_id and known.ti_id != body.ti_id):
+                return str(known.id)
+            # A run that was deleted and made again under the same id: the old claim is not this task's.
+            connection.execute(delete(claim).where(claim.c.id == known.id))
         claim_id = str(uuid.uuid4())
         key = body.key
         connection.execute(
@@ -113,7 +99,7 @@ class Repository:
         live = connection.execute(
             select(lease.c.id, lease.c.claim_id, claim.c.request)
             .join(claim, claim.c.id == lease.c.claim_id)
-            .where(earlier, lease.c.ended_at.is_(None))
+            .where(earlier, lease.c.ended_at.is_(None), lease.c.expires_at > now)
         ).all()
         wanted = body.request.model_dump(mode="json")
         passed_on = False
@@ -138,8 +124,12 @@ class Repository:
 
     def claims(self, claim_ids: Sequence[str]) -> list[ClaimRow]:
         """Return the claims with these ids, unknown ones left out."""
+        found: list[ClaimRow] = []
         with self._engine.connect() as connection:
-            return list(connection.execute(select(claim).where(claim.c.id.in_(claim_ids))).all())
+            for start in range(0, len(claim_ids), MOST_NAMED):
+                part = claim_ids[start : start + MOST_NAMED]
+                found += connection.execute(select(claim).where(claim.c.id.in_(part))).all()
+        return found
 
     def pending(self) -> list[ClaimRow]:
         """Return all pending claims, next first."""
@@ -182,7 +172,7 @@ class Repository:
             row = connection.execute(
                 select(lease).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
             ).one_or_none()
-            return None if row is None else _with_devices(connection, [row])[0]
+            return None if row is None else with_devices(connection, [row])[0]
 
     def live_leases(self, claim_ids: Sequence[str] | None = None) -> list[tuple[StoredLease, ClaimRow]]:
         """Return the live leases (of these claims) with their claims, oldest first."""
@@ -190,14 +180,14 @@ class Repository:
         if claim_ids is not None:
             of_claims = and_(of_claims, lease.c.claim_id.in_(claim_ids))
         with self._engine.connect() as connection:
+            # One statement: between two of them a lease may end or pass on.
             rows = connection.execute(
-                select(lease).where(of_claims).order_by(lease.c.granted_at, lease.c.id)
+                select(lease, *(column.label(f"{OF_CLAIM}{column.name}") for column in claim.c))
+                .join(claim, lease.c.claim_id == claim.c.id)
+                .where(of_claims)
+                .order_by(lease.c.granted_at, lease.c.id)
             ).all()
-            claims = connection.execute(
-                select(claim).join(lease, lease.c.claim_id == claim.c.id).where(of_claims)
-            ).all()
-            by_id = {c.id: c for c in claims}
-            return [(held, by_id[held.row.claim_id]) for held in _with_devices(connection, rows)]
+            return [(held, ClaimPart(held.row)) for held in with_devices(connection, rows)]
 
     def renew(self, lease_id: str, epoch: int, *, now: datetime, ttl_s: float) -> datetime:
         """Keep a lease for another TTL; raise LeaseLost when it ended or passed to a later epoch."""
@@ -266,28 +256,6 @@ def _failed_before(connection: Connection, key: TaskKey) -> list[str]:
         select(lease.c.failed_devices).join(claim, claim.c.id == lease.c.claim_id).where(_same_task(key))
     )
     return sorted({device for devices in rows for device in devices or ()})
-
-
-def _with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredLease]:
-    held: dict[str, list[Row[Any]]] = {row.id: [] for row in rows}
-    of_leases = select(lease_device).order_by(lease_device.c.is_spare, lease_device.c.rank)
-    # Thousands of live leases are named by their state: their ids would make too long a statement.
-    if len(held) > _NAMED:
-        of_leases = of_leases.where(lease_device.c.ended_at.is_(None))
-    else:
-        of_leases = of_leases.where(lease_device.c.lease_id.in_(list(held)))
-    for row in connection.execute(of_leases):
-        if row.lease_id in held:
-            held[row.lease_id].append(row)
-    return [
-        StoredLease(
-            row=row,
-            devices=tuple(d.device_id for d in held[row.id] if not d.is_spare),
-            spares=tuple(d.device_id for d in held[row.id] if d.is_spare),
-            nodes=tuple(sorted({d.node for d in held[row.id]})),
-        )
-        for row in rows
-    ]
 
 
 def _why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:

@@ -87,6 +87,7 @@ claim = Table(
     UniqueConstraint("dag_id", "run_id", "task_id", "map_index", "try_number", name="uq_gpu_claim_key"),
     Index("ix_gpu_claim_state", "state"),
     Index("ix_gpu_claim_ended_at", "ended_at"),
+    Index("ix_gpu_claim_submitted_at", "submitted_at"),
 )
 
 lease = Table(

@@ -17,11 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.leadership import Term, fence
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
-from airflow_gpu_provider.wire import ClaimState
+from airflow_gpu_provider.wire import ClaimState, RequestBody
 
 
 class Overtaken(Exception):
@@ -55,6 +56,7 @@ class Turn:
     """All changes of one turn. `claims` are rows of the claim table, in their final state of this turn."""
 
     now: datetime
+    forgotten: list[str] = field(default_factory=list)  #: ended claims of other tasks with the same key
     claims: list[dict[str, Any]] = field(default_factory=list)
     passed_on: list[PassedOn] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
@@ -95,6 +97,8 @@ class TurnStore:
         """
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
             fence(connection, term)
+            if turn.forgotten:
+                connection.execute(delete(claim).where(claim.c.id.in_(turn.forgotten)))
             self._add_claims(connection, turn)
             self._pass_on(connection, turn)
             end_all(connection, turn.endings, turn.now)
@@ -103,15 +107,27 @@ class TurnStore:
             _grant(connection, turn)
             _extend(connection, turn)
 
-    def take_events(self) -> list[str]:
-        """Return and remove the claims that other replicas changed since the last look."""
+    def take_events(self, term: Term) -> list[str]:
+        """Return and remove the claims that other replicas changed since the last look.
+
+        Raise StaleTerm when another replica leads by now: the events are for that one.
+        """
         with self._engine.connect() as connection:
             if connection.execute(select(event.c.id).limit(1)).first() is None:
                 return []
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            fence(connection, term)
             # By deletion, not by a last id seen: ids of transactions that commit late would be skipped.
             rows = connection.execute(delete(event).returning(event.c.id, event.c.claim_id)).all()
         return list(dict.fromkeys(str(row.claim_id) for row in sorted(rows)))
+
+    def recent_requests(self, most: int) -> tuple[GpuRequest, ...]:
+        """Return what was asked for lately, oldest first."""
+        with self._engine.connect() as connection:
+            rows = connection.scalars(
+                select(claim.c.request).order_by(claim.c.submitted_at.desc()).limit(most)
+            ).all()
+        return tuple(RequestBody.model_validate(row).to_request() for row in reversed(rows))
 
     def ids_of(self, keys: Sequence[tuple[str, str, str, int, int]]) -> dict[tuple[Any, ...], str]:
         """Return the claims that exist for these task tries."""
@@ -255,17 +271,18 @@ def _grant(connection: Connection, turn: Turn) -> None:
 def _extend(connection: Connection, turn: Turn) -> None:
     """Write new ends of leases; few differ, since a turn renews all to the same moment."""
     for moment, group in itertools.groupby(sorted(turn.renewed.items(), key=_moment), _moment):
-        connection.execute(
-            update(lease)
-            .where(lease.c.id.in_([lease_id for lease_id, _ in group]), lease.c.ended_at.is_(None))
-            .values(expires_at=moment)
-        )
+        _move_end(connection, [lease_id for lease_id, _ in group], {"expires_at": moment})
     for moment, group in itertools.groupby(sorted(turn.collected.items(), key=_moment), _moment):
-        connection.execute(
-            update(lease)
-            .where(lease.c.id.in_([lease_id for lease_id, _ in group]), lease.c.ended_at.is_(None))
-            .values(collected_at=turn.now, expires_at=moment)
-        )
+        values = {"collected_at": turn.now, "expires_at": moment}
+        _move_end(connection, [lease_id for lease_id, _ in group], values)
+
+
+def _move_end(connection: Connection, lease_ids: Sequence[str], values: dict[str, datetime]) -> None:
+    moved = connection.execute(
+        update(lease).where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None)).values(**values)
+    )
+    if moved.rowcount != len(lease_ids):
+        raise Overtaken("a lease was ended by another replica before it was renewed")
 
 
 def _moment(item: tuple[str, datetime]) -> datetime:

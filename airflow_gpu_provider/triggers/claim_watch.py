@@ -8,11 +8,10 @@ request and hands each trigger its own answer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import weakref
 
-from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
+from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.hooks.transport import LONG_POLL_S
 from airflow_gpu_provider.wire import ClaimView, WaitAnswer, WaitBody
@@ -40,6 +39,7 @@ class ClaimWatch:
     def __init__(self, hook: GpuBrokerHook) -> None:
         self._hook = hook
         self._waiting: dict[str, asyncio.Future[ClaimView]] = {}
+        self._heard_by: dict[str, int] = {}  #: how many triggers wait for each claim
         self._near_s: float | None = None
         self._joined = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -56,6 +56,7 @@ class ClaimWatch:
         if future is None:
             future = self._waiting[claim_id] = asyncio.get_running_loop().create_future()
         self._near_s = near_s
+        self._heard_by[claim_id] = self._heard_by.get(claim_id, 0) + 1
         self._joined.set()
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(), name=f"gpu claims of {self._hook.gpu_conn_id}")
@@ -63,46 +64,64 @@ class ClaimWatch:
             # Shielded: one cancelled trigger must not cancel another's wait for the same claim.
             return await asyncio.shield(future)
         finally:
-            if not future.done():
-                self._waiting.pop(claim_id, None)
-                future.cancel()
-                self._joined.set()
+            self._heard_by[claim_id] -= 1
+            if not self._heard_by[claim_id]:
+                del self._heard_by[claim_id]
+                if not future.done():
+                    self._waiting.pop(claim_id, None)
+                    future.cancel()
 
     async def _poll(self) -> None:
         """Ask for all waiting claims, again and again, until none is left."""
-        try:
-            while self._waiting:
-                await asyncio.sleep(_GATHER_S)
-                self._joined.clear()
-                await self._ask_once()
-        finally:
-            self._watch, self._named = None, set()
-            await self._hook.aclose()
+        while True:
+            try:
+                while self._waiting:
+                    await self._ask()
+            finally:
+                self._watch, self._named = None, set()
+                await self._hook.aclose()
+            if not self._waiting:  # nobody joined while the connection was closed
+                return
 
-    def _question(self) -> WaitBody:
+    async def _ask(self) -> None:
+        """Name the claims that the broker does not know of yet, then wait; who joins is named meanwhile."""
+        await asyncio.sleep(_GATHER_S)
+        await self._name()
+        if self._watch is None or not self._waiting:
+            return
+        question = self._question(timeout_s=LONG_POLL_S)
+        request = asyncio.create_task(self._hook.wait_any(question))
+        try:
+            while not request.done():
+                self._joined.clear()
+                joined = asyncio.create_task(self._joined.wait())
+                await asyncio.wait({request, joined}, return_when=asyncio.FIRST_COMPLETED)
+                joined.cancel()
+                if not request.done():
+                    # The request in flight goes on: a joining claim must not make the others start anew.
+                    await asyncio.sleep(_GATHER_S)
+                    await self._name()
+            self._answer(question, request)
+        finally:
+            if not request.done():
+                request.cancel()
+
+    async def _name(self) -> None:
+        question = self._question(timeout_s=0.0)
+        if question.claim_ids or question.watch is None:
+            request = asyncio.create_task(self._hook.wait_any(question))
+            await asyncio.wait({request})
+            self._answer(question, request)
+
+    def _question(self, *, timeout_s: float) -> WaitBody:
         waiting = set(self._waiting)
         return WaitBody(
             claim_ids=tuple(sorted(waiting - self._named)),
             drop=tuple(sorted(self._named - waiting)),
             watch=self._watch,
             near_s=self._near_s,
-            timeout_s=LONG_POLL_S,
+            timeout_s=timeout_s,
         )
-
-    async def _ask_once(self) -> None:
-        question = self._question()
-        request = asyncio.create_task(self._hook.wait_any(question))
-        joined = asyncio.create_task(self._joined.wait())
-        try:
-            # A claim that joins ends this request, so that the next one asks for it as well.
-            await asyncio.wait({request, joined}, return_when=asyncio.FIRST_COMPLETED)
-            if request.done():
-                self._answer(question, request)
-        finally:
-            for task in (request, joined):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, GpuProviderError):
-                    await task
 
     def _answer(self, question: WaitBody, request: asyncio.Task[WaitAnswer]) -> None:
         error = request.exception()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -119,6 +120,22 @@ def test_a_killed_holder_loses_its_devices_after_the_ttl(
     while quick.repository.counts()[1] and time.monotonic() < deadline:
         time.sleep(0.1)
     assert quick.repository.counts() == (0, 0, 0)
+
+
+def test_a_broker_that_does_not_answer_ends_the_work_before_the_lease_ends(
+    quick: Broker, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working(holder)
+
+    async def hang(*_args: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Broker, "renew", hang)
+    ((held, _claim),) = quick.repository.live_leases()
+    output, _ = holder.communicate(timeout=20)
+    assert holder.returncode == 3
+    assert "could not be renewed" in output
+    assert quick.clock() <= held.row.expires_at + timedelta(seconds=1.5), "not long after another may have it"
 
 
 def test_an_orphan_of_a_killed_worker_does_not_work_on(

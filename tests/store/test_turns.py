@@ -178,12 +178,17 @@ def test_a_lease_passes_to_the_next_try_under_a_new_epoch(
 
 
 def test_what_other_replicas_wrote_is_told_once_and_in_order(
-    turns: TurnStore, repository: Repository
+    engine: Engine, turns: TurnStore, term: Term, repository: Repository
 ) -> None:
     ids = [repository.submit(body(f"t{i}"), now=NOW, usable=()) for i in range(3)]
     repository.cancel(ids[0], now=NOW)
-    assert turns.take_events() == ids
-    assert turns.take_events() == []
+    Leadership(engine, "test", ttl_s=600).resign(term)
+    newer = Leadership(engine, "other", ttl_s=600).acquire()
+    assert newer is not None
+    with pytest.raises(StaleTerm):
+        turns.take_events(term)
+    assert turns.take_events(newer) == ids, "a paused leader takes none of them"
+    assert turns.take_events(newer) == []
 
 
 def test_waiting_is_noted_for_claims_that_still_wait(

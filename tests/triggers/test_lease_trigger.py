@@ -147,3 +147,38 @@ def test_waiting_goes_on_while_the_broker_restarts(
         return await asyncio.wait_for(task, 10)
 
     assert asyncio.run(outage())["why"] == "granted"
+
+
+def test_tasks_that_join_all_the_time_do_not_keep_the_others_from_hearing(broker: Broker) -> None:
+    holder = ask(broker, "holder", gpus=2)
+    waiting = [ask(broker, f"w{i}") for i in range(60)]
+
+    async def storm() -> dict[str, str]:
+        first = asyncio.create_task(first_event(LeaseTrigger(waiting[0], "gpu_default")))
+        await asyncio.sleep(0.3)
+        others = []
+        for claim_id in waiting[1:]:  # a new one every 20 ms, for longer than an answer takes
+            others.append(asyncio.create_task(first_event(LeaseTrigger(claim_id, "gpu_default"))))
+            await asyncio.sleep(0.02)
+            if len(others) == 10:
+                await broker.cancel(holder)
+        heard = first.done()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        assert heard, "it must not wait until the storm is over"
+        return await first
+
+    assert asyncio.run(storm())["why"] == "granted"
+
+
+def test_a_task_that_joins_while_the_last_one_leaves_is_answered(broker: Broker) -> None:
+    granted = [ask(broker, f"t{i}") for i in range(2)]
+
+    async def in_turn() -> list[str]:
+        return [
+            (await asyncio.wait_for(first_event(LeaseTrigger(claim_id, "gpu_default")), 20))["why"]
+            for claim_id in granted * 10
+        ]
+
+    assert set(asyncio.run(in_turn())) == {"granted"}

@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("claim_id", sa.String(36), nullable=False),
     )
     op.create_index("ix_gpu_claim_ended_at", "gpu_claim", ["ended_at"])
+    op.create_index("ix_gpu_claim_submitted_at", "gpu_claim", ["submitted_at"])
     with op.batch_alter_table("gpu_node") as node:
         node.add_column(sa.Column("reported_to", sa.String(250), nullable=True))
         node.create_index("ix_gpu_node_reported_at", ["reported_at"])
@@ -29,5 +30,6 @@ def downgrade() -> None:
     with op.batch_alter_table("gpu_node") as node:
         node.drop_index("ix_gpu_node_reported_at")
         node.drop_column("reported_to")
+    op.drop_index("ix_gpu_claim_submitted_at", "gpu_claim")
     op.drop_index("ix_gpu_claim_ended_at", "gpu_claim")
     op.drop_table("gpu_event")

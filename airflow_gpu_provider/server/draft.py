@@ -1,0 +1,50 @@
+"""A turn in the making: who asked what, what is to be written, and what to do once it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from airflow_gpu_provider.server.board import Entry
+from airflow_gpu_provider.server.requests import Request
+from airflow_gpu_provider.store.turns import Turn
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request and where its answer goes."""
+
+    request: Request
+    answer: Future[Entry]
+    attempts: int = 0
+
+    def begin(self) -> bool:
+        """Return whether someone still waits for the answer; from now on it cannot be called off."""
+        if self.answer.done():
+            return False
+        return self.answer.running() or self.answer.set_running_or_notify_cancel()
+
+
+@dataclass(slots=True)
+class Draft:
+    """A turn in the making: what to write, and what to do once it is written."""
+
+    turn: Turn
+    then: list[Callable[[], None]] = field(default_factory=list)
+    touched: set[object] = field(default_factory=set)  #: claims and keys that this turn changes already
+    new: dict[str, Entry] = field(default_factory=dict)
+
+    def touches(self, *names: object) -> bool:
+        """Note what a request changes; return whether this turn changes any of it already."""
+        if any(name in self.touched for name in names):
+            return True
+        self.touched.update(names)
+        return False
+
+
+def fail(asked: Iterable[Asked], error: Exception) -> None:
+    """Answer with an error those who have no answer yet."""
+    for each in asked:
+        if not each.answer.done():
+            each.answer.set_exception(error)

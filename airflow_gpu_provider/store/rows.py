@@ -1,0 +1,71 @@
+"""Rows of the tables as values: a lease with its devices, a claim with its task try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from airflow_gpu_provider.store.tables import lease_device
+from airflow_gpu_provider.wire import TaskKey
+
+ClaimRow = Any  # a row of the claim table
+
+MOST_NAMED = 500  # ids in one statement; SQLite takes some 32,000
+OF_CLAIM = "of_claim_"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLease:
+    """A lease with the devices it holds or held."""
+
+    row: Row[Any]
+    devices: tuple[str, ...]
+    spares: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+def task_key(row: ClaimRow) -> TaskKey:
+    """Return the task try that a row of the claim table belongs to."""
+    return TaskKey(
+        dag_id=row.dag_id,
+        run_id=row.run_id,
+        task_id=row.task_id,
+        map_index=row.map_index,
+        try_number=row.try_number,
+    )
+
+
+class ClaimPart:
+    """The claim's columns of a row that joins a lease with its claim."""
+
+    def __init__(self, row: Row[Any]) -> None:
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._row, f"{OF_CLAIM}{name}")
+
+
+def with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredLease]:
+    """Return these rows of the lease table with the devices of each."""
+    held: dict[str, list[Row[Any]]] = {row.id: [] for row in rows}
+    of_leases = select(lease_device).order_by(lease_device.c.is_spare, lease_device.c.rank)
+    # Thousands of live leases are named by their state: their ids would make too long a statement.
+    if len(held) > MOST_NAMED:
+        of_leases = of_leases.where(lease_device.c.ended_at.is_(None))
+    else:
+        of_leases = of_leases.where(lease_device.c.lease_id.in_(list(held)))
+    for row in connection.execute(of_leases):
+        if row.lease_id in held:
+            held[row.lease_id].append(row)
+    return [
+        StoredLease(
+            row=row,
+            devices=tuple(d.device_id for d in held[row.id] if not d.is_spare),
+            spares=tuple(d.device_id for d in held[row.id] if d.is_spare),
+            nodes=tuple(sorted({d.node for d in held[row.id]})),
+        )
+        for row in rows
+    ]
