@@ -8,6 +8,7 @@ were computed decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +49,11 @@ def is_share(request: GpuRequest) -> bool:
     return request.gpus == 1 and request.milli < WHOLE_DEVICE
 
 
-def mismatch(layout: Layout, request: GpuRequest) -> FloatArray:
-    """Return what being slower or faster than asked costs on each kind [K]."""
-    asked = request.gpus * request.milli
-    speed = np.array([kind.tflops for kind in layout.kinds], np.float64)
-    degree = np.array([match_degree(kind.tflops, request.min_tflops) for kind in layout.kinds], np.float64)
+def mismatch(layout: Layout, request: GpuRequest, speeds: Mapping[str, float] | None = None) -> FloatArray:
+    """Return what being slower or faster than asked costs on each kind [K], measured ``speeds`` first."""
+    asked, known = request.gpus * request.milli, speeds or {}
+    speed = np.array([known.get(kind.model, kind.tflops) for kind in layout.kinds], np.float64)
+    degree = np.array([match_degree(each, request.min_tflops) for each in speed.tolist()], np.float64)
     surplus = np.zeros(len(speed))
     if request.min_tflops > 0:
         faster = np.maximum(speed - request.min_tflops, 0.0)

@@ -39,8 +39,10 @@ from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Rank, Walk, class_of, rank
 from airflow_gpu_provider.broker.regions import Regions
+from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import standings
 from airflow_gpu_provider.broker.stream import Stream
+from airflow_gpu_provider.broker.throughput import Speeds
 
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 #: Standings that are this old may be told again.
@@ -57,9 +59,11 @@ class Engine:
         leases: Iterable[Lease] = (),
         claims: Iterable[Claim] = (),
         recent: Iterable[GpuRequest] = (),
+        learned: Mapping[str, Speeds] | None = None,
     ) -> None:
         leases, claims = list(leases), list(claims)
         self._policy = policy
+        self._learned = dict(learned or {})
         asked = list(recent) or [*(lease.request for lease in leases), *(claim.request for claim in claims)]
         self._stream = Stream(asked)
         self._new: dict[ClaimId, Claim] = {}
@@ -128,6 +132,11 @@ class Engine:
         claim = self._placed.pop(claim_id)
         self.end(_placed_id(claim_id))
         self._new[claim_id] = claim
+
+    def learn(self, learned: Mapping[str, Speeds]) -> None:
+        """Take what was measured of each class of tasks (`throughput.ThroughputTable`) instead of before."""
+        self._learned = dict(learned)
+        self._placer.learn(self._speed_costs())
 
     # -- decisions
     def turn(self, now: datetime) -> Decisions:
@@ -209,6 +218,7 @@ class Engine:
         mix = self._stream.renewed(self._layout)
         if mix is not None:
             self._placer.renew(mix)
+            self._placer.learn(self._speed_costs())
         holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
         walk = Walk(self._capacity, self._placer, holds)
         begun: dict[ClaimId, Claim] = {}
@@ -240,11 +250,17 @@ class Engine:
         self._capacity = Capacity.idle(layout, max_load=self._policy.max_load)
         self._holdings = Holdings(layout, leases)
         self._capacity.take_all(self._holdings.parts())
-        self._placer = Placer(self._capacity, self._stream.mix(layout), cost_band=self._policy.cost_band)
+        mix, band = self._stream.mix(layout), self._policy.cost_band
+        self._placer = Placer(self._capacity, mix, cost_band=band, speeds=self._speed_costs())
         self._outlook = Outlook(layout, max_load=self._policy.max_load)
         self._regions = Regions(layout)
         self._dirty = 0
         self._told = None
+
+    def _speed_costs(self) -> SpeedCosts:
+        costs = SpeedCosts(self._layout.kinds, self._learned)
+        costs.renew(self._stream.in_use)
+        return costs
 
     def _reopen(self, changed: Mapping[int, Node]) -> None:
         before = self._capacity.open, self._layout.offered

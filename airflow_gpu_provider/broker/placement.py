@@ -19,8 +19,9 @@ from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share, mis
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
 from airflow_gpu_provider.broker.matching import Candidates, candidates
-from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest
 from airflow_gpu_provider.broker.shapes import Shapes
+from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.spread import Spread, slots_of
 
 #: Request classes whose costs are kept.
@@ -60,8 +61,12 @@ class _Class:
 class Placer:
     """Chooses places on a capacity; keeps costs between calls."""
 
-    def __init__(self, capacity: Capacity, mix: Mix, *, cost_band: float) -> None:
+    def __init__(
+        self, capacity: Capacity, mix: Mix, *, cost_band: float, speeds: SpeedCosts | None = None
+    ) -> None:
         self._capacity = capacity
+        self._speeds = speeds or SpeedCosts(capacity.layout.kinds)
+        self._size = int(capacity.layout.offered.sum()) * WHOLE_DEVICE
         self._cost_band = cost_band
         self._scarcity = np.zeros(len(capacity.layout.kinds))
         self._shapes = Shapes(capacity)
@@ -79,19 +84,30 @@ class Placer:
         for kept in self._classes.values():
             kept.generation = -1
 
+    def learn(self, speeds: SpeedCosts) -> None:
+        """Reckon with other speeds from now on."""
+        self._speeds = speeds
+        self._classes.clear()
+
     def place(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> Found | None:
         """Return devices for all of the gang, or None; takes nothing."""
         kept = self._of_class(request, excluded)
         if self._is_hopeless(kept):
             return None
         self._refresh(kept)
-        #: what the scarcity of each kind adds for this request, as things are now
-        self._scarcity = self.mix.scarcity(self._capacity.free_of_kind) * request.gpus * request.milli
+        self._scarcity = self._dearness(request)
         for degree in kept.degrees:
             found = self._on_one_bank(kept, degree) or self._over_nodes(kept, degree)
             if found is not None:
                 return found
         return None
+
+    def _dearness(self, request: GpuRequest) -> FloatArray:
+        """Return what scarcity and measured speed add on each kind for this request, as things are now."""
+        free = self._capacity.free_of_kind
+        each = self.mix.scarcity(free)
+        by_speed = self._speeds.of(request, 1.0 - sum(free) / max(1, self._size))
+        return (each if by_speed is None else each + by_speed) * request.gpus * request.milli
 
     def suitable(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> BoolArray:
         """Return the devices that suit a request, free or not."""
@@ -123,7 +139,7 @@ class Placer:
 
     def _class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
         layout = self._capacity.layout
-        suits = candidates(layout, request, excluded)
+        suits = candidates(layout, request, excluded, speeds=self._speeds.speeds(request.task_class))
         some, every = suits.devices.any(axis=1), (suits.devices == layout.exists).all(axis=1)
         kinds = np.unique(layout.kind_of[some])
         is_whole = bool(every[np.isin(layout.kind_of, kinds)].all())
@@ -145,7 +161,8 @@ class Placer:
         layout = self._capacity.layout
         kinds = np.zeros(len(layout.kinds), np.bool_)
         kinds[layout.kind_of[suits.devices.any(axis=1)]] = True
-        return np.where(kinds, mismatch(layout, request), np.inf)
+        speeds = self._speeds.speeds(request.task_class)
+        return np.where(kinds, mismatch(layout, request, speeds), np.inf)
 
     # -- costs of shapes not seen before
     def _refresh(self, kept: _Class) -> None:

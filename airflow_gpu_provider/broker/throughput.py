@@ -92,6 +92,11 @@ class ThroughputTable:
         """Return the task classes of which runs are known."""
         return frozenset(self._runs)
 
+    def learned(self, now: datetime) -> dict[str, Speeds]:
+        """Return the speeds of every class of which enough is known."""
+        found = {each: self.speeds(each, now) for each in sorted(self._runs)}
+        return {each: speeds for each, speeds in found.items() if speeds.by_model}
+
     def speeds(self, task_class: str | None, now: datetime) -> Speeds:
         """Return the speeds of a class. One model alone says nothing of others: it keeps its rating."""
         if task_class is None:

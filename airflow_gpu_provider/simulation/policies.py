@@ -8,7 +8,7 @@ with shares of devices: a share gets a whole device, as a pool's slot does. The 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TypeAlias
@@ -26,11 +26,14 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Placement,
 )
+from airflow_gpu_provider.broker.throughput import Throughput, ThroughputTable
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.simulation.baseline import Baseline, by_arrival, by_value, kinds_of, suits
 from airflow_gpu_provider.simulation.simulator import Scheduler
-from airflow_gpu_provider.simulation.task import Task
+from airflow_gpu_provider.simulation.task import START, Task
 
+#: Finished tasks after which what was learned is put to use.
+_LEARNS_AFTER = 25
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
@@ -69,6 +72,44 @@ class Ours:
         for claim_id in rejected:
             self._claims.pop(claim_id, None)
         return decisions.placements, rejected
+
+
+class OursLearning(Ours):
+    """The same, and it learns from each finished task how fast its class is on each model.
+
+    A task counts as one unit of work of its class, so a class should be tasks of about equal work; ``known``
+    are runs of before.
+    """
+
+    def __init__(
+        self, fleet: Fleet, policy: CyclePolicy | None = None, known: Iterable[Throughput] = ()
+    ) -> None:
+        super().__init__(fleet, policy)
+        self._table = ThroughputTable(known)
+        self._unread = 0
+        self._classes: dict[ClaimId, str] = {}
+        self._read(START)
+
+    def submit(self, claim: Claim) -> None:
+        """Queue a claim."""
+        super().submit(claim)
+        if claim.task_class is not None:
+            self._classes[claim.id] = claim.task_class
+
+    def end(self, claim_id: ClaimId, now: datetime, *, model: str, runtime_s: float) -> None:
+        """End the lease of a claim and note how long it took."""
+        super().end(claim_id, now, model=model, runtime_s=runtime_s)
+        task_class = self._classes.pop(claim_id, None)
+        if task_class is None or runtime_s <= 0:
+            return
+        self._table.add(Throughput(task_class, model, 1.0 / runtime_s, now))
+        self._unread += 1
+        if self._unread >= _LEARNS_AFTER:
+            self._read(now)
+
+    def _read(self, now: datetime) -> None:
+        self._unread = 0
+        self.engine.learn(self._table.learned(now))
 
 
 def _lease(claim: Claim, devices: tuple[DeviceId, ...], now: datetime) -> Lease:
@@ -142,6 +183,11 @@ def ours(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
     return Ours(fleet)
 
 
+def measured(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
+    """Return the broker's core, which begins without knowledge and learns as tasks finish."""
+    return OursLearning(fleet)
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A way to share the fleet, by the name that the command line knows."""
@@ -155,6 +201,7 @@ POLICIES: Mapping[str, Policy] = {
     policy.name: policy
     for policy in (
         Policy("ours", "the broker", ours),
+        Policy("measured", "the broker, placing by the speeds that it measured", measured),
         Policy("fifo", "one queue, strictly in order of arrival", fifo),
         Policy("pools", "a pool of slots for each model, tasks bound to one beforehand", pools),
         Policy("tflops", "one queue, the fastest free device by TFLOPS", tflops_only),
