@@ -51,7 +51,7 @@ class HeldLease:
         self._hook = hook
         self._grace_s = grace_s
         self._since = time.monotonic()
-        self._renewals = hook.for_renewals(view.ttl_s)
+        self._renewals = hook
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._failed_devices: set[str] = set()
@@ -94,6 +94,7 @@ class HeldLease:
         saved = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
         _die_with_parent(signal.SIGKILL)
+        self._renewals = self._hook.for_renewals(self._view.ttl_s)
         self._renewer.start()
         try:
             # The kernel shows only the environment of a process's start: the mark tells the agent who we are.
