@@ -61,7 +61,7 @@ PARAMS = {
         section="Catalogue",
     ),
     "steps": Param(
-        200,
+        150,
         type="integer",
         minimum=1,
         maximum=100_000,
