@@ -76,7 +76,7 @@ class Leader(threading.Thread):
         self._must_load = False
         self._fleet_version = (-1, -1)
         self._nodes_seen_at: datetime | None = None
-        self._next_heartbeat = self._next_upkeep = self._next_clean_up = 0.0
+        self._next_heartbeat = self._next_events = self._next_upkeep = self._next_clean_up = 0.0
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and resign."""
@@ -116,7 +116,9 @@ class Leader(threading.Thread):
         if self._term is not None:
             if self._must_load or not self._desk.is_open:
                 self._load(self._term)
-            self._take_events(self._term)
+            if time.monotonic() >= self._next_events:
+                self._next_events = time.monotonic() + _LOOK_S
+                self._take_events(self._term)
             self._see_fleet()
             if self._desk.turn(self._term):
                 self._wakeup.ring_leader()  # what was postponed, or can start now
