@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from scripts.rest import BrokerApi
@@ -108,6 +109,18 @@ def test_marking_a_deferred_task_failed_withdraws_its_claim(
         lambda: not [r for r in tasks.get("/queue").json() if r["key"]["run_id"] == run_id],
         "the claim is withdrawn",
     )
+
+
+def test_marking_a_running_task_failed_ends_its_work_and_gives_its_devices_back(
+    stack: Stack, tasks: BrokerApi, start: Callable[..., str], tmp_path: Path
+) -> None:
+    file = tmp_path / "pid"
+    run_id = start(gpus=2, seconds=300, file=str(file))
+    pid = int(until(lambda: file.is_file() and file.read_text(), "the task works"))
+    path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/hold"
+    stack.api.request("PATCH", path, json={"new_state": "failed"})
+    until(lambda: not psutil.pid_exists(pid), "the work ends")
+    until(lambda: tasks.get("/leases").json() == [], "the devices return")
 
 
 def test_what_the_fleet_can_never_give_fails_without_a_retry(stack: Stack, start: Callable[..., str]) -> None:
