@@ -31,6 +31,7 @@ from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow
 _DEVICES_A_NODE = 8
 #: What runs longer than it promised may end at any moment; it is taken to end so soon.
 _OVERDUE_S = 60.0
+_AS_IS = "as is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Its name in a plot."""
-        return f"{self.policy}, {self.fleet}"
+        return self.policy if self.fleet == _AS_IS else f"{self.policy}, {self.fleet}"
 
 
 def compare(
@@ -201,7 +202,7 @@ def compare(
             f"No task is of DAG {dag_id!r}; there are {', '.join(sorted(filter(None, dags))[:10]) or 'none'}",
             reason="unknown_dag",
         )
-    fleets = {"as is": what.fleet}
+    fleets = {_AS_IS: what.fleet}
     if add is not None:
         fleets[f"+ {add}"] = enlarged(what.fleet, add)
     found = []

@@ -70,6 +70,7 @@ def save(path: Path, runs: Mapping[str, Run], rows: Sequence[Mapping[str, object
 
 def _figure(runs: Mapping[str, Run], title: str) -> Figure:
     from matplotlib.figure import Figure  # not pyplot: no display and no global state
+    from matplotlib.ticker import FuncFormatter
 
     figure = Figure(figsize=(9.5, 6.5), layout="constrained")
     load, waits = figure.subplots(2, 1)
@@ -83,7 +84,9 @@ def _figure(runs: Mapping[str, Run], title: str) -> Figure:
     _label(waits, x="waited at most, minutes", y="tasks, %")
     # Most tasks wait not at all and some for hours: linear up to a minute, then powers of ten.
     waits.set_xscale("symlog", linthresh=1.0)
+    waits.xaxis.set_major_formatter(FuncFormatter(lambda minutes, _: f"{minutes:g}"))
     waits.set_xlim(left=0)
+    load.set_xlim(left=0)
     waits.legend(loc="lower right", frameon=False)
     figure.suptitle(title)
     return figure

@@ -11,7 +11,10 @@ of task of each DAG is bound to one, such that all pools get equal work, as if i
 The fleet: 64 A100, 48 V100, 32 L4 and 16 H100. The tasks: steps of 3D reconstruction in bursts, one burst a
 catalogue, fine-tuning and training gangs of 2, 4 and 8, evaluations and inference by day and by night;
 some accept one model only, many promise a ``max_runtime``, few of them tightly. A load of 0.8 means: what
-arrives in the two days would keep 80 % of the fleet busy if each ran where it is fastest per device.
+arrives in the two days would keep 80 % of the fleet busy if each model did its equal share. Arrivals peak at
+noon at 1.5 times their mean. ``reduction_pct`` is over the loads up to 0.8; above, the fleet is too small for
+its noons, whoever shares it out, and ``reduction_pct_all_loads`` says what is left then. The comparison with
+``tflops`` (one queue, all that fits starts) shows what the protection of gangs and of old tasks costs.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ KINDS = (
     Kind("infer", 0.07, GpuRequest(memory_mib=8_000), 300, 0.6, 10, value=30, queue_timeout_s=3600),
 )
 DAGS_A_KIND = 3
+#: The highest load that counts for the one figure.
+SUSTAINABLE = 0.8
 
 
 def fleet_of(nodes: dict[str, tuple[int, int]]) -> Fleet:
@@ -160,7 +165,7 @@ def compare(load: float, seed: int, names: Sequence[str]) -> dict[str, Report]:
 
 def reduction_pct(harmed: dict[str, int], others: str) -> float:
     """Return by how much fewer ours are."""
-    return round(100 * (1 - harmed["ours"] / harmed[others]), 1) if harmed[others] else 0.0
+    return round(100 * (1 - harmed["ours"] / harmed[others]), 1) if harmed.get(others) else 0.0
 
 
 def main() -> None:
@@ -168,7 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--loads", default="0.5,0.65,0.8,0.95")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--policies", default="ours,pools,fifo,tflops", help="ours and pools at least")
+    parser.add_argument(
+        "--policies", default="ours,measured,pools,fifo,tflops", help="ours and pools at least"
+    )
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     args = parser.parse_args()
     names = args.policies.split(",")
@@ -180,15 +187,21 @@ def main() -> None:
             if not args.json:
                 print(f"load {load} seed {seed}", *found[-1].items(), sep="\n  ", file=sys.stderr)
         rows.append(_row(load, found))
-    harmed = {name: sum(row["delayed_or_failed"][name] for row in rows) for name in names}
     summary = {
-        "reduction_pct": reduction_pct(harmed, "pools"),
+        "reduction_pct": _overall([row for row in rows if row["load"] <= SUSTAINABLE]),
+        "reduction_pct_all_loads": _overall(rows),
         "reduction_pct_least": min(row["reduction_pct"] for row in rows),
-        "delayed_or_failed": harmed,
         "seeds": args.seeds,
         "loads": rows,
     }
     print(json.dumps(summary))
+
+
+def _overall(rows: list[dict[str, Any]]) -> float:
+    names = rows[0]["delayed_or_failed"] if rows else ()
+    return reduction_pct(
+        {name: sum(row["delayed_or_failed"][name] for row in rows) for name in names}, "pools"
+    )
 
 
 def _row(load: float, found: list[dict[str, Report]]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_pools_get_equal_work_for_each_device() -> None:
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     assert [policy.name for policy in chosen("pools, ours,pools")] == ["pools", "ours"]
-    with pytest.raises(InvalidRequest, match="'lifo'; write some of ours, fifo"):
+    with pytest.raises(InvalidRequest, match="'lifo'; write some of ours, measured, fifo"):
         chosen("ours,lifo")
 
 
