@@ -39,7 +39,11 @@ def fleet(nodes: Mapping[str, tuple[str, int]]) -> Fleet:
 
 def task(name: str, at: float, runs: float | Mapping[str, float], gpus: int = 1, **more: Any) -> Task:
     """Return a task; what is of its request goes there."""
-    of_request = {key: more.pop(key) for key in ("models", "milli", "max_runtime_s", "spares") if key in more}
+    of_request = {
+        key: more.pop(key)
+        for key in ("models", "milli", "max_runtime_s", "spares", "task_class")
+        if key in more
+    }
     times: dict[str, Any] = (
         {"runtime_s": runs} if isinstance(runs, (int, float)) else {"runtime_by_model": runs}
     )

@@ -172,3 +172,16 @@ def test_a_run_time_that_is_not_known_is_asked_for_before_the_run() -> None:
 def test_two_tasks_of_one_name_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="'t' is there twice"):
         run("ours", ONE, [task("t", 0, 10), task("t", 5, 10)])
+
+
+def test_what_finished_tasks_showed_decides_where_later_ones_run() -> None:
+    # Rated slower, the P100 is the faster one for this class; nothing else is known at first.
+    on = fleet({"p": ("P100", 1), "v": ("V100", 1)})
+    tasks = [
+        task(f"t{index:03d}", 100.0 * (index // 2), {"P100": 20, "V100": 60}, task_class="recommend")
+        for index in range(200)
+    ]
+    alone = task("last", 20_000, {"P100": 20, "V100": 60}, task_class="recommend")
+    by_rating, learned = (by_name(run(policy, on, [*tasks, alone])) for policy in ("ours", "measured"))
+    assert by_rating["last"].devices == (DeviceId("v/0"),)
+    assert learned["last"].devices == (DeviceId("p/0"),)
