@@ -17,7 +17,8 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.wire import DrainBody, DrainRow, LeaseRow, NodeRow, QueueRow, UndrainBody
+from airflow_gpu_provider.rows import DrainRow, LeaseRow, NodeRow, QueueRow
+from airflow_gpu_provider.wire import DrainBody, UndrainBody
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 

@@ -19,13 +19,13 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.fleet_spec import NodeSpec, parse_fleet
 from airflow_gpu_provider.inventory.simulated import CORES_PER_DEVICE, MEMORY_MIB_PER_DEVICE
+from airflow_gpu_provider.rows import LeaseRow, NodeRow, QueueRow
 from airflow_gpu_provider.simulation import plot
 from airflow_gpu_provider.simulation.policies import chosen
 from airflow_gpu_provider.simulation.report import Report, report
 from airflow_gpu_provider.simulation.simulator import Run, simulate
 from airflow_gpu_provider.simulation.task import Running, Task
 from airflow_gpu_provider.simulation.trace import read_trace
-from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow
 
 #: Devices that are added without saying how they sit in nodes come in nodes of at most so many.
 _DEVICES_A_NODE = 8

@@ -24,18 +24,14 @@ from airflow_gpu_provider.hooks.transport import (
     retry_options,
     unavailable,
 )
+from airflow_gpu_provider.rows import DrainRow, LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimView,
     DrainBody,
-    DrainRow,
-    LeaseRow,
-    NodeRow,
-    QueueRow,
     ReleaseBody,
     RenewAnswer,
     RenewBody,
-    Status,
     UndrainBody,
     WaitAnswer,
     WaitBody,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from starlette.concurrency import run_in_threadpool
 
+from airflow_gpu_provider.rows import DrainRow
 from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.auth import Role
 from airflow_gpu_provider.server.program_route import Answer, Call, program_route
-from airflow_gpu_provider.wire import DrainBody, DrainRow, UndrainBody
+from airflow_gpu_provider.wire import DrainBody, UndrainBody
 
 
 async def drain(call: Call) -> DrainRow:

@@ -9,9 +9,9 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from airflow_gpu_provider.rows import LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import LeaseRow, NodeRow, QueueRow, Status
 
 router = APIRouter(prefix="/ui", dependencies=[Depends(requires_access_view(AccessView.CLUSTER_ACTIVITY))])
 

@@ -1,0 +1,98 @@
+"""Rows for people: fleet, queue, leases and drains, the same for the page, the CLI and the API.
+
+Built in `server.views`; unknown is None, which is shown as N/A and is not 0. No row carries a secret.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel
+
+from airflow_gpu_provider.broker.model import RunType
+from airflow_gpu_provider.wire import RequestBody, TaskKey
+
+
+class DeviceRow(BaseModel):
+    """A device for people."""
+
+    id: str
+    model: str
+    memory_mib: int
+    tflops: float
+    state: str  #: free | leased | drained | unavailable | stale
+    why: str | None = None
+    utilisation: float | None = None
+    memory_used_mib: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    simulated: bool = False
+    holder: str | None = None
+
+
+class NodeRow(BaseModel):
+    """A node for people."""
+
+    name: str
+    host: str
+    cpu_cores: float
+    memory_mib: int
+    load: float | None
+    state: str  #: ready | drained | stale
+    why: str | None = None
+    report_age_s: float
+    devices: list[DeviceRow]
+
+
+class QueueRow(BaseModel):
+    """A pending claim for people."""
+
+    claim_id: str
+    key: TaskKey
+    request: RequestBody
+    asked: str
+    value: float
+    run_type: RunType
+    submitted_at: datetime
+    waiting_s: float
+    position: int | None
+    reason_code: str | None
+    reason: str | None
+    starts_in_s: float | None
+
+
+class LeaseRow(BaseModel):
+    """A live lease for people; never carries the secret."""
+
+    lease_id: str
+    key: TaskKey
+    request: RequestBody
+    owner: str | None
+    devices: list[str]
+    nodes: list[str]
+    granted_at: datetime
+    expires_in_s: float
+    epoch: int
+
+
+class DrainRow(BaseModel):
+    """A drain for people."""
+
+    scope: str  #: node | device
+    target: str
+    reason: str
+    by: str
+    since: datetime
+    until: datetime | None
+
+
+class Status(BaseModel):
+    """What the connection's Test button shows."""
+
+    version: str
+    leader: str | None
+    nodes: int
+    devices: int
+    free: int
+    pending: int
+    leases: int
