@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 
@@ -36,6 +36,15 @@ Name = Annotated[str, Field(max_length=250), AfterValidator(_no_nul)]
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def wrong_fields(error: ValidationError) -> str:
+    """Return every wrong field of a body in one sentence."""
+    wrong = (
+        f"{'.'.join(str(part) for part in each['loc']) or 'body'}: {each['msg']}"
+        for each in error.errors(include_url=False, include_context=False)
+    )
+    return f"{error.title} is refused: {'; '.join(wrong)}."
 
 
 class ClaimState(str, Enum):

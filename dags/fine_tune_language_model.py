@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 from airflow_gpu_provider.sensors.artifacts import ArtifactSensor
 from airflow_gpu_provider.task_request import parse_task_request
@@ -52,7 +54,14 @@ PARAMS = {
         title="Resources",
         description="GPUs (count, model, min_flops in TFLOPS), main memory with its unit, CPU cores.",
     ),
-    "priority": Param(REQUEST["priority"], type="number", title="Priority", description="Higher is sooner."),
+    "priority": Param(
+        REQUEST["priority"],
+        type="number",
+        minimum=-1_000_000,
+        maximum=1_000_000,
+        title="Priority",
+        description="Higher is sooner.",
+    ),
     "dependencies": Param(
         REQUEST["dependencies"],
         type="object",
@@ -65,6 +74,7 @@ PARAMS = {
         REQUEST["shard_count"],
         type="integer",
         minimum=1,
+        maximum=4096,
         title="Shards",
         description="The GPUs are dealt out to them evenly.",
     ),
@@ -72,6 +82,7 @@ PARAMS = {
         REQUEST["sync_interval"],
         type="integer",
         minimum=1,
+        maximum=1_000_000_000,
         title="Synchronise every",
         description="Steps between two AllReduces of the weights; 1: gradients at every step.",
     ),
@@ -84,11 +95,18 @@ def prepare_artifacts() -> dict[str, Any]:
     from workloads.language_model.pretrain import make_pretrained
     from workloads.language_model.text import make_dataset
 
-    request = parse_task_request(dict(get_current_context()["params"]))
+    with fail_the_hopeless():
+        request = parse_task_request(dict(get_current_context()["params"]))
     made: dict[str, Any] = {}
     for name, make in (("dataset", make_dataset), ("pretrained_model", make_pretrained)):
         folder = Path(request.dependencies[name])
-        made[name] = "was there" if folder.exists() else make(folder)
+        try:
+            made[name] = "was there" if folder.is_dir() else make(folder)
+        except OSError as error:
+            raise AirflowFailException(
+                f"dependencies.{name}={str(folder)!r} is no folder and none can be made there: {error}. Name "
+                "a folder that holds it, or one that the workers may create."
+            ) from error
     return made
 
 

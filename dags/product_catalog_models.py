@@ -8,6 +8,7 @@ functions.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
@@ -49,6 +50,7 @@ PARAMS = {
         None,
         type=["null", "integer"],
         minimum=1,
+        maximum=100_000_000,
         title="Limit",
         description="Only so many products, the most valuable first; empty: all.",
         section="Catalogue",
@@ -91,6 +93,7 @@ PARAMS = {
         20.0,
         type="number",
         minimum=0,
+        maximum=200,
         title="Least PSNR",
         description="Likewise for colours on held-out photos, in decibel.",
         section="Quality",
@@ -99,6 +102,7 @@ PARAMS = {
         3,
         type="integer",
         minimum=1,
+        maximum=1_000_000,
         title="Chunk size",
         description="Products a task works on, one after the other, with one lease; raised when there would "
         "be more than 256 tasks a stage.",
@@ -108,6 +112,7 @@ PARAMS = {
         1.0,
         type="number",
         exclusiveMinimum=0,
+        maximum=1000,
         title="Priority",
         description="Multiplies the business value (daily views x price) with which this run's chunks queue "
         "for GPUs.",
@@ -125,6 +130,7 @@ PARAMS = {
         35,
         type="number",
         minimum=0,
+        maximum=1_000_000,
         title="GPU compute",
         description="TFLOPS that a training task prefers; a weaker GPU is a fallback.",
         section="Running",
@@ -166,11 +172,23 @@ def run_folders(params: Mapping[str, Any], run_id: str) -> RunFolders:
     return RunFolders(Path(params["output"] or default).expanduser().absolute(), run_id)
 
 
+def refuse_unknown(conf: Mapping[str, Any]) -> None:
+    """Fail on a misspelt parameter: Airflow would ignore it and run on the default."""
+    for name in conf:
+        if name not in PARAMS:
+            near = difflib.get_close_matches(name, PARAMS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise AirflowFailException(
+                f"{name!r} is no parameter{hint} The parameters are {', '.join(PARAMS)}."
+            )
+
+
 @task
 def plan() -> list[dict[str, Any]]:
     """Check the catalogue and cut it into chunks; what is wrong with it fails at once, without retries."""
     context = get_current_context()
     params, run = context["params"], context["dag_run"]
+    refuse_unknown(run.conf or {})
     try:
         _, chunks = write_plan(
             Path(params["catalog"]).expanduser(),
@@ -187,6 +205,12 @@ def plan() -> list[dict[str, Any]]:
         )
     except (ManifestInvalid, InvalidRequest) as error:
         raise AirflowFailException(f"{error.message} [{error.reason}]") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        # Only paths are left to be wrong: no retry mends them.
+        raise AirflowFailException(
+            f"catalog={params['catalog']!r} or output={params['output']!r} cannot be used: {error}. Name a "
+            "readable CSV file and a folder in which the workers may write."
+        ) from error
     return [chunk.as_xcom() for chunk in chunks]
 
 

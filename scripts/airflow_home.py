@@ -62,7 +62,8 @@ class AirflowHome:
             "NO_PROXY": local,
             "no_proxy": local,
             "AIRFLOW_HOME": str(self.path),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.database}",
+            # SQLite has one writer at a time: a burst of triggers must wait for it, not fail after 5 s.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.database}?timeout=60",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dag_folders[0]),
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",

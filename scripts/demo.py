@@ -160,6 +160,15 @@ def end_like_ctrl_c() -> None:
         die_with_parent(signal.SIGTERM)  # make was killed: nobody is waiting for this demo any more
 
 
+def why_silent(stack: Stack, error: httpx.HTTPError) -> str:
+    """Return why Airflow stopped answering: what ended the stack, when that is known."""
+    try:
+        stack.raise_if_failed()
+    except StackError as failure:
+        return str(failure)
+    return f"Airflow stopped answering ({error}); see {stack.home.logs}"
+
+
 def main() -> int:
     """Run the demo; return the exit code."""
     parser = argparse.ArgumentParser(description="Product catalogue in, 3D models out, on a real Airflow.")
@@ -186,7 +195,7 @@ def main() -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except httpx.HTTPError as error:
-        print(f"demo: Airflow stopped answering ({error}); see {stack.home.logs}", file=sys.stderr)
+        print(f"demo: {why_silent(stack, error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)

@@ -8,12 +8,15 @@ half written that it would later take for whole. Next step: `scripts.demo` or py
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +133,18 @@ def _succeeds(command: list[str]) -> bool:
     return done.returncode == 0
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one installation run at a time: a second one would remove what the first is writing."""
+    with open(ROOT / ".install.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another installation is under way here; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
     """Install when needed; return the exit code."""
     parser = argparse.ArgumentParser(description="Create .venv and install the pinned dependencies.")
@@ -137,12 +152,15 @@ def main() -> int:
     wanted = set(parser.parse_args().groups)
     try:
         pins = pins_digest()
-        present = installed_groups(pins)
-        if wanted <= present:
+        if wanted <= installed_groups(pins) and not UNDER_WAY.exists():
             return 0
-        check_machine()
-        create_environment()
-        install(wanted | present, pins)
+        with alone():
+            present = installed_groups(pins)
+            if wanted <= present and not UNDER_WAY.exists():
+                return 0
+            check_machine()
+            create_environment()
+            install(wanted | present, pins)
     except InstallError as error:
         print(f"install: {error}", file=sys.stderr)
         return 1

@@ -50,6 +50,8 @@ class Plan:
     #: what others may want to know of the stack (address, user); copied to the state file
     about: Mapping[str, Any] = field(default_factory=dict)
     grace_s: float = GRACE_S
+    #: a process that dies sooner cannot run here: starting it again would not help
+    settled_s: float = 10.0
 
     def to_json(self) -> str:
         """Return the line that the warden reads."""
@@ -64,12 +66,17 @@ class Plan:
         return cls(**raw)
 
 
+MOST_RESTARTS = 10
+
+
 class Warden:
     """Runs one plan to its end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._running: dict[int, str] = {}
+        self._running: dict[int, Command] = {}
+        self._started_at: dict[int, float] = {}
+        self._restarts = 0
         self._asked_to_stop = False
         self._phase = "preparing"
         self._failure: str | None = None
@@ -123,7 +130,8 @@ class Warden:
                 start_new_session=True,  # a group of its own: the terminal's Ctrl-C is the owner's business
                 preexec_fn=die_with_parent,  # safe here: the warden has one thread
             )
-        self._running[child.pid] = command.name
+        self._running[child.pid] = command
+        self._started_at[child.pid] = time.monotonic()
         child.returncode = 0  # reaped by `_reap`, with the adopted ones; keeps Popen from waiting or warning
         return child.pid
 
@@ -146,12 +154,27 @@ class Warden:
                 return
             if pid == 0:
                 return
-            name = self._running.pop(pid, None)
+            command = self._running.pop(pid, None)
+            lived_s = time.monotonic() - self._started_at.pop(pid, 0.0)
             expected = self._phase == "stopping" or (self._phase == "preparing" and status == 0)
-            if name is None or expected:
+            if command is None or expected:
                 continue
-            code = os.waitstatus_to_exitcode(status)
-            self._failure = self._failure or f"{name} ended with code {code}"
+            ended = f"{command.name} ended with code {os.waitstatus_to_exitcode(status)}"
+            if (
+                self._phase == "running"
+                and lived_s >= self._plan.settled_s
+                and self._restarts < MOST_RESTARTS
+            ):
+                # Any part of Airflow may die and come back; what it was doing is in the database.
+                self._restarts += 1
+                print(
+                    f"{ended}; started again ({self._restarts} of {MOST_RESTARTS})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._start(command)
+            else:
+                self._failure = self._failure or ended
 
     def _on_signal(self, signum: int, frame: object) -> None:
         self._asked_to_stop = True

@@ -14,12 +14,11 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import AirflowFailException
+from pydantic import ValidationError
 
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import (
-    IdentityRefused,
     InvalidRequest,
     LeaseLost,
     QueueTimeout,
@@ -28,13 +27,13 @@ from airflow_gpu_provider.exceptions import (
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID, GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.operators.held_lease import HeldLease
+from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey, wrong_fields
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_HOPELESS = (InvalidRequest, RequestRejected, IdentityRefused)
 _DECIDE_S = 1.0  # a free device is granted within this, which saves a deferral
 _POLL_S = 20.0
 
@@ -132,15 +131,19 @@ class GpuLeasedOperator(BaseOperator):
     # -- lifecycle
     def execute(self, context: Context) -> Any:
         """Ask for the devices, wait for them, work, give them back."""
-        with _fail_the_hopeless():
+        with fail_the_hopeless():
             hook = GpuBrokerHook(self.gpu_conn_id)
-            view = hook.submit(self._claim_body(context), wait_s=_DECIDE_S)
+            try:
+                body = self._claim_body(context)
+            except ValidationError as error:
+                raise InvalidRequest(wrong_fields(error)) from error
+            view = hook.submit(body, wait_s=_DECIDE_S)
             self._claim_id = view.claim_id
             return self._proceed(context, hook, view, self._deadline())
 
     def resume(self, context: Context, event: dict[str, Any], deadline: str | None = None) -> Any:
         """Go on after the triggerer waited."""
-        with _fail_the_hopeless():
+        with fail_the_hopeless():
             self._claim_id = event["claim_id"]
             hook = GpuBrokerHook(self.gpu_conn_id)
             view = hook.collect(event["claim_id"])
@@ -281,15 +284,6 @@ class GpuLeasedOperator(BaseOperator):
         """Tell whether an argument is only known when the task runs."""
         values = [getattr(self, name) for name in GpuLeasedOperator.template_fields]
         return any(hasattr(value, "resolve") or re.search(r"\{\{|\{%", str(value)) for value in values)
-
-
-@contextmanager
-def _fail_the_hopeless() -> Iterator[None]:
-    """Turn errors that no retry can mend into a failure without retries."""
-    try:
-        yield
-    except _HOPELESS as error:
-        raise AirflowFailException(f"{error.message} [{error.reason}]") from error
 
 
 def _seconds(value: timedelta | float | None) -> float | None:

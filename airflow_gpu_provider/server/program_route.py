@@ -25,6 +25,7 @@ from airflow_gpu_provider.exceptions import (
 )
 from airflow_gpu_provider.server.auth import Identity, Role, identify
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.wire import wrong_fields
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,7 @@ class Call:
         try:
             return model.model_validate_json(await self.request.body())
         except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(str(part) for part in each['loc']) or 'body'}: {each['msg']}"
-                for each in error.errors(include_url=False, include_context=False)
-            )
-            raise BodyRefused(f"{model.__name__} is refused: {wrong}.") from None
+            raise BodyRefused(wrong_fields(error)) from None
 
 
 def program_route(method: str, path: str, call: Callable[[Call], Awaitable[Answer]], *roles: Role) -> Route:

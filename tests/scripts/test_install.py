@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -124,3 +126,20 @@ def test_a_failing_pip_is_tried_again_and_then_reported(
     assert run_main(monkeypatch, "examples") == 1
     assert sum("--editable" in command for command in commands) == install.PIP_TRIES
     assert "pip ended with code 1" in capsys.readouterr().err
+
+
+def test_a_second_installation_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    order: list[str] = []
+
+    def second() -> None:
+        with install.alone():
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with install.alone():
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_one_process_that_dies_ends_the_stack_and_is_named(yard: Yard) -> None:
     assert state["failure"] == "program-1 ended with code 3"
     assert not yard.named()
     assert "no room on the ship" in explain(state["failure"], yard.folder)
+
+
+def test_a_process_that_is_killed_after_it_worked_is_started_again(yard: Yard) -> None:
+    warden = yard.start(replace(yard.plan(python(PLAIN), python(PLAIN)), settled_s=0.5))
+    wait_until(lambda: len(yard.named()) == 2, "both run")
+    time.sleep(1)
+    before = {process.pid for process in yard.named()}
+    os.kill(min(before), signal.SIGKILL)
+    wait_until(lambda: len({p.pid for p in yard.named()} - before) == 1, "it runs again")
+    assert yard.state()["failure"] is None
+    assert warden.poll() is None
 
 
 def test_programs_start_only_after_a_setup_step_that_succeeded(yard: Yard) -> None:
