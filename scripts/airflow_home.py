@@ -40,6 +40,7 @@ class AirflowHome:
         self.dag_folders = tuple(folder.resolve() for folder in dag_folders)
         self.database = self.path / "airflow.db"
         self.logs = self.path / "processes"
+        self.shell_file = self.path / "environment.sh"
         self._stamp = self.path / "migrated"
 
     def secrets(self) -> Secrets:

@@ -34,7 +34,9 @@ def up(home: AirflowHome, port: int | None) -> None:
         raise
     print(fleet.announcement(stack.broker("admin").nodes()))
     print(f"address   {stack.url}\nuser      {USER}\npassword  {home.secrets().password}")
-    print(f"logs      {home.logs}\nend it with `make down`")
+    airflow = Path(sys.executable).with_name("airflow")
+    print(f"logs      {home.logs}\ncommands  . {home.shell_file} && {airflow} gpu nodes")
+    print("end it with `make down`")
 
 
 def down(home: AirflowHome) -> None:

@@ -8,6 +8,7 @@ The demo, `make up` and the tests start the stack through this module and nothin
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from scripts import fleet, ports
-from scripts.airflow_home import ROOT, USER, AirflowHome
+from scripts.airflow_home import ROOT, USER, AirflowHome, write_private
 from scripts.errors import StackError
 from scripts.processes import Process, descendants, end_all, send
 from scripts.rest import AirflowApi, BrokerApi
@@ -162,6 +163,7 @@ class Stack:
             "AIRFLOW_CONN_GPU_DEFAULT": fleet.connection(self.home, url),
             **self.options.environment,
         }
+        write_private(self.home.shell_file, _as_shell(environment))
         airflow = [sys.executable, "-m", "airflow"]
         programs = {
             "api-server": [*airflow, "api-server", "--host", "127.0.0.1", "--port", str(port)],
@@ -235,6 +237,12 @@ class Stack:
         if self._warden is not None and not self.is_running:
             self._warden.wait()
         end_leftovers(self.state)
+
+
+def _as_shell(environment: Mapping[str, str]) -> str:
+    """Return what a shell reads so that `airflow` means this stack's; not what the user's own shell has."""
+    own = {name: value for name, value in environment.items() if name.startswith("AIRFLOW")}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(own.items()))
 
 
 def end_leftovers(state: Mapping[str, Any]) -> None:

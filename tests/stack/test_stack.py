@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +29,16 @@ def test_every_component_is_a_process_of_the_warden(stack: Stack) -> None:
     assert len(stack.state["processes"]) >= len(COMPONENTS) + 1
     for name in (*COMPONENTS, "gpu-agent"):
         assert (stack.home.logs / f"{name}.log").exists()
+
+
+def test_commands_reach_the_stack_with_its_environment(stack: Stack) -> None:
+    file = stack.home.shell_file
+    assert file.stat().st_mode & 0o077 == 0, "it holds tokens"
+    airflow = Path(sys.executable).with_name("airflow")
+    done = subprocess.run(
+        ["bash", "-c", f". {file} && {airflow} gpu nodes -o json"], capture_output=True, text=True, check=True
+    )
+    assert "GPU-sim-" in done.stdout
 
 
 def test_a_running_stack_is_not_started_twice(stack: Stack) -> None:
