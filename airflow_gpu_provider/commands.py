@@ -144,7 +144,8 @@ def broker(args: argparse.Namespace) -> None:
 
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     outer.mount(API_PREFIX, app)
-    uvicorn.run(outer, host=args.host, port=args.port, log_level="info")
+    # Long-polls are asked again: they must not keep a stopping replica from stopping.
+    uvicorn.run(outer, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=5)
 
 
 def parse_seconds(text: str) -> float:

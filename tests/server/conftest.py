@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 import time
@@ -45,10 +46,17 @@ def report(
     return NodeReport(name=node, host=host, cpu_cores=16, memory_mib=131_072, devices=devices)
 
 
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a migrated database to copy from: migrating takes longer than most tests."""
+    file = tmp_path_factory.mktemp("broker") / "gpu.db"
+    migrate(f"sqlite:///{file}")
+    return file
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    url = f"sqlite:///{tmp_path}/gpu.db"
-    migrate(url)
+def settings(tmp_path: Path, migrated_database: Path) -> Settings:
+    url = f"sqlite:///{shutil.copy(migrated_database, tmp_path / 'gpu.db')}"
     return Settings(token_secret=SECRET, sql_alchemy_conn=url, stale_after_s=600)
 
 
@@ -108,7 +116,9 @@ def base_url(broker: Broker) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning"))
+    server = uvicorn.Server(
+        uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
