@@ -49,6 +49,7 @@ from airflow_gpu_provider.wire import (
 T = TypeVar("T")
 
 _SQLITE_LEADER_TTL_S = 6.0
+_ASK_THE_TABLES = frozenset({NotLeading.default_reason, "unknown_claim", "unknown_lease"})
 
 
 def utc_now() -> datetime:
@@ -149,55 +150,43 @@ class Broker:
     async def cancel(self, claim_id: str, reason: str = "cancelled") -> bool:
         """Withdraw a claim or end what it holds; return False when it was over already."""
         before = self.desk.board.entries.get(claim_id)
-        try:
-            await asyncio.wrap_future(self.desk.ask(Cancel(claim_id, reason)))
-            return before is not None
-        except (NotLeading, InvalidRequest):
-            return await run_in_threadpool(
-                lambda: self.repository.cancel(claim_id, now=self.clock(), reason=reason)
-            )
+        found = await self._ask(
+            Cancel(claim_id, reason),
+            lambda: self.repository.cancel(claim_id, now=self.clock(), reason=reason),
+        )
+        return before is not None if isinstance(found, Entry) else found
 
     # -- leases
     async def renew(self, lease_id: str, body: RenewBody) -> datetime:
         """Keep a lease; return until when. Raise IdentityRefused or LeaseLost."""
         check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
-        try:
-            entry = await asyncio.wrap_future(self.desk.ask(Renew(lease_id, body.epoch)))
-            if entry.held is not None:
-                return entry.held.expires_at
-        except NotLeading:
-            pass  # the tables take it
-        except LeaseLost as error:
-            if error.reason != "unknown_lease":
-                raise
-        # The tables also know why a lease that is not on the board ended.
-        return await run_in_threadpool(
-            lambda: self.repository.renew(
+
+        def renew_in_tables() -> datetime:
+            return self.repository.renew(
                 lease_id, body.epoch, now=self.clock(), ttl_s=self.settings.lease_ttl_s
             )
-        )
+
+        found = await self._ask(Renew(lease_id, body.epoch), renew_in_tables)
+        if not isinstance(found, Entry):
+            return found
+        # A lease that ended in the same moment: the tables know why.
+        return found.held.expires_at if found.held is not None else await run_in_threadpool(renew_in_tables)
 
     async def release(self, lease_id: str, body: ReleaseBody) -> bool:
         """Give a lease back; return False when it had ended. Raise IdentityRefused or LeaseLost."""
         check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
         request = Release(lease_id, body.epoch, body.outcome, body.failed_devices)
-        try:
-            await asyncio.wrap_future(self.desk.ask(request))
-            return True
-        except NotLeading:
-            pass  # the tables take it
-        except LeaseLost as error:
-            if error.reason != "unknown_lease":
-                raise
-        return await run_in_threadpool(
+        found = await self._ask(
+            request,
             lambda: self.repository.release(
                 lease_id,
                 body.epoch,
                 now=self.clock(),
                 outcome=body.outcome,
                 failed_devices=body.failed_devices,
-            )
+            ),
         )
+        return True if isinstance(found, Entry) else found
 
     # -- agents
     def report(self, body: ReportBody) -> ReportAnswer:
@@ -252,9 +241,14 @@ class Broker:
 
     # -- through the tables
     async def _ask(self, request: Request, otherwise: Callable[[], T]) -> Entry | T:
+        """Serve a request at the desk, or through the tables when the desk is closed or does not know."""
         try:
             return await asyncio.wrap_future(self.desk.ask(request))
-        except (NotLeading, InvalidRequest):
+        except (NotLeading, InvalidRequest, LeaseLost) as error:
+            # What is not on the board may be over: the tables also know how it ended. Any other refusal
+            # stands, or a request that cannot be judged would be stored and asked again and again.
+            if error.reason not in _ASK_THE_TABLES:
+                raise
             return await run_in_threadpool(otherwise)
 
     def _retry(self, request: Submit) -> Submit:
