@@ -22,7 +22,9 @@ def get_provider_info() -> dict[str, Any]:
                 "tags": ["software"],
             }
         ],
-        "operators": [_modules("operators.leased", "operators.product_batch", "operators.training")],
+        "operators": [
+            _modules("operators.asking", "operators.leased", "operators.product_batch", "operators.training")
+        ],
         "sensors": [_modules("sensors.artifacts")],
         "hooks": [_modules("hooks.broker")],
         "triggers": [_modules("triggers.lease", "triggers.artifacts")],

@@ -21,20 +21,25 @@ API_PREFIX = "/gpu"
 MOST_GPUS = 100_000
 MOST_MIB = 2**40
 MOST_SECONDS = 10 * 366 * 86_400.0
-_MOST = 1e12
+MOST = 1e12
 _INT32 = 2**31 - 1
 
 
-def _no_nul(text: str) -> str:
+def no_nul(text: str) -> str:
+    """Refuse text that PostgreSQL cannot store."""
     if "\0" in text:
         raise ValueError("must not contain NUL")
     return text
 
 
-Name = Annotated[str, Field(max_length=250), AfterValidator(_no_nul)]
+Name = Annotated[str, Field(max_length=250), AfterValidator(no_nul)]
+#: A path or a digest.
+Artifact = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Base of all that is sent to the broker: unknown fields are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -62,7 +67,7 @@ class ClaimState(str, Enum):
         return self in (ClaimState.REJECTED, ClaimState.CANCELLED, ClaimState.ENDED)
 
 
-class TaskKey(_Body):
+class TaskKey(Body):
     """The task try that asks; together it is the idempotency key of a claim."""
 
     dag_id: Name
@@ -72,24 +77,29 @@ class TaskKey(_Body):
     try_number: int = Field(1, ge=1, le=_INT32)
 
 
-class RequestBody(_Body):
+class RequestBody(Body):
     """`GpuRequest` on the wire. Memory in MiB."""
 
     gpus: int = Field(1, ge=1, le=MOST_GPUS)
     models: tuple[Name, ...] = Field((), max_length=1000)
     memory_mib: int = Field(0, ge=0, le=MOST_MIB)
-    min_tflops: float = Field(0.0, ge=0, le=_MOST)
+    min_tflops: float = Field(0.0, ge=0, le=MOST)
     strict: bool = False
     cpu_cores: float = Field(0.0, ge=0, le=MOST_GPUS * 1000)
     host_memory_mib: int = Field(0, ge=0, le=MOST_MIB)
     host: Name | None = None
     spares: int = Field(0, ge=0, le=MOST_GPUS)
     max_runtime_s: float | None = Field(None, gt=0, le=MOST_SECONDS)
+    milli: int = Field(1000, ge=1, le=1000)
+    task_class: Name | None = None
+    artifacts: tuple[Artifact, ...] = Field((), max_length=100)
+    artifacts_required: bool = False
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""
         fields = self.model_dump()
-        return GpuRequest(**{**fields, "models": frozenset(self.models)})
+        sets = {"models": frozenset(self.models), "artifacts": frozenset(self.artifacts)}
+        return GpuRequest(**{**fields, **sets})
 
     @classmethod
     def from_request(cls, request: GpuRequest) -> RequestBody:
@@ -105,18 +115,24 @@ class RequestBody(_Body):
             host=request.host,
             spares=request.spares,
             max_runtime_s=request.max_runtime_s,
+            milli=request.milli,
+            task_class=request.task_class,
+            artifacts=tuple(sorted(request.artifacts)),
+            artifacts_required=request.artifacts_required,
         )
 
 
-class ClaimBody(_Body):
+class ClaimBody(Body):
     """Ask for devices. The same key returns the same claim."""
 
     key: TaskKey
     request: RequestBody
-    value: float = Field(0.0, ge=-_MOST, le=_MOST)
+    value: float = Field(0.0, ge=-MOST, le=MOST)
     run_type: RunType = RunType.LIVE
-    ti_id: Annotated[str, Field(max_length=36), AfterValidator(_no_nul)] | None = None
-    owner: Annotated[str, Field(max_length=500), AfterValidator(_no_nul)] | None = None
+    team: Name | None = None
+    preemptible: bool = False
+    ti_id: Annotated[str, Field(max_length=36), AfterValidator(no_nul)] | None = None
+    owner: Annotated[str, Field(max_length=500), AfterValidator(no_nul)] | None = None
 
 
 class DeviceView(BaseModel):
@@ -159,7 +175,7 @@ class ClaimView(BaseModel):
     lease: LeaseView | None = None
 
 
-class WaitBody(_Body):
+class WaitBody(Body):
     """Long-poll: answer when one of the claims is no longer pending, or is near its turn.
 
     The first request names all claims and gets the name of a watch; further ones name the watch, the claims
@@ -184,7 +200,7 @@ class WaitAnswer(BaseModel):
     unknown: list[str] = []
 
 
-class RenewBody(_Body):
+class RenewBody(Body):
     """Keep a lease."""
 
     secret: str = Field(max_length=200)
@@ -197,7 +213,7 @@ class RenewAnswer(BaseModel):
     expires_at: datetime
 
 
-class ReleaseBody(_Body):
+class ReleaseBody(Body):
     """Give a lease back. ``failed_device`` is excluded for the retry of the same task."""
 
     secret: str = Field(max_length=200)
@@ -206,65 +222,15 @@ class ReleaseBody(_Body):
     failed_devices: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
 
 
-class DrainBody(_Body):
+class DrainBody(Body):
     """Take a node or a device out of service; leases that hold it go on."""
 
     target: Name = Field(min_length=1)
-    reason: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_no_nul)]
+    reason: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
     for_s: float | None = Field(None, gt=0, le=366 * 86_400)
 
 
-class UndrainBody(_Body):
+class UndrainBody(Body):
     """Put a node or device back into service."""
 
     target: Name = Field(min_length=1)
-
-
-class DeviceReport(_Body):
-    """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
-
-    id: Name
-    model: Name
-    memory_mib: int = Field(ge=0, le=MOST_MIB)
-    tflops: float = Field(ge=0, le=_MOST)
-    utilisation: float | None = None
-    memory_used_mib: int | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    ecc_uncorrected: int | None = None
-    foreign_pids: tuple[int, ...] = ()
-    suspect: Annotated[str, AfterValidator(_no_nul)] | None = None
-    simulated: bool = False
-
-
-class NodeReport(_Body):
-    """One node as its agent measured it."""
-
-    name: Name
-    host: Name
-    cpu_cores: float = Field(ge=0, le=MOST_GPUS * 1000)
-    memory_mib: int = Field(ge=0, le=MOST_MIB)
-    load: float | None = None
-    labels: dict[str, str] = {}
-    devices: tuple[DeviceReport, ...] = ()
-    agent_version: str = ""
-
-
-class ReportBody(_Body):
-    """What an agent sends once a second: all nodes it speaks for."""
-
-    nodes: tuple[NodeReport, ...]
-
-
-class LeasedDevice(BaseModel):
-    """A device under a live lease, told to the agent so that it can tell its holders from outsiders."""
-
-    id: str
-    lease_id: str
-
-
-class ReportAnswer(BaseModel):
-    """The broker's answer to a report: which of the reported devices are under a live lease."""
-
-    leased: list[LeasedDevice] = []
-    report_interval_s: float = 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from airflow_gpu_provider.broker.artifact_affinity import artifact_name
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.broker.units import parse_mib
@@ -28,6 +29,9 @@ def build_request(
     host: str | None = None,
     spares: object = 0,
     max_runtime: object = None,
+    task_class: str | None = None,
+    artifacts: str | Iterable[str] | None = None,
+    artifacts_required: object = False,
 ) -> GpuRequest:
     """Return the request; raise InvalidRequest that names the argument, what was given and what to write.
 
@@ -44,6 +48,13 @@ def build_request(
     runtime = _amount("max_runtime", max_runtime)
     if runtime == 0:
         raise InvalidRequest("max_runtime is 0 seconds: promise a time above 0 or leave it out")
+    named = _artifacts(artifacts)
+    must_be_near = _flag("require_artifacts", artifacts_required)
+    if must_be_near and not named:
+        raise InvalidRequest(
+            "require_artifacts=True asks for nodes that hold the artifacts, but artifacts is not given: "
+            'name them, such as artifacts=["/data/models/gpt2"], or leave require_artifacts out'
+        )
     return GpuRequest(
         gpus=_whole("gpus", gpus, least=1),
         models=_models(model),
@@ -55,6 +66,9 @@ def build_request(
         host=host or None,
         spares=_whole("spares", spares, least=0),
         max_runtime_s=runtime,
+        task_class=task_class or None,
+        artifacts=named,
+        artifacts_required=must_be_near,
     )
 
 
@@ -121,6 +135,23 @@ def _models(value: object) -> frozenset[str]:
         if name.strip():
             models.add(canonical_model(name))
     return frozenset(models)
+
+
+def _artifacts(value: object) -> frozenset[str]:
+    if value is None:
+        return frozenset()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        names = [names]
+    found = set()
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise InvalidRequest(
+                f"artifacts={value!r} names no artifact: write a path or digest, or a list of them, such as "
+                '["/data/models/gpt2"]'
+            )
+        found.add(artifact_name(name.strip()))
+    return frozenset(found)
 
 
 def _no_model(value: object) -> InvalidRequest:

@@ -16,7 +16,7 @@ from airflow_gpu_provider import __version__
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused
 from airflow_gpu_provider.inventory.leftovers import Leftovers
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases, Probe
-from airflow_gpu_provider.wire import ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 
 #: A broker that is back must hear of its fleet soon, so the pause between tries never grows beyond this.
 MAX_BACKOFF_S = 5.0

@@ -21,7 +21,7 @@ from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.agent import Agent
 from airflow_gpu_provider.inventory.probe import Probe
 from airflow_gpu_provider.inventory.reporter import HttpReporter, TokenSource
-from airflow_gpu_provider.wire import ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 
 #: The fleet of a machine without GPUs: one node for each class.
 AUTO_FLEET = "{host}-a100:2xA100-80GB;{host}-v100:2xV100-32GB"

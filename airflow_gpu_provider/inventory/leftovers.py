@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from airflow_gpu_provider.inventory.health import Process, Verdict, verdict
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.processes import ProcessTable, ProcTable
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 
 #: A new lease reaches the agent with the next answer (1 s); 5 s leaves room for a change of leader, and for a
 #: task that is just now stopping by itself.

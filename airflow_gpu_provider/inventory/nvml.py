@@ -19,7 +19,7 @@ from airflow_gpu_provider.inventory.health import HealthSigns, suspect_reason
 from airflow_gpu_provider.inventory.nvml_session import NvmlOff, NvmlSession
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.xid_watch import XidWatch
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 
 _MIB = 2**20
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from airflow_gpu_provider.wire import NodeReport
+from airflow_gpu_provider.reports import NodeReport
 
 #: device id -> lease id, as the broker last answered
 Leases = Mapping[str, str]

@@ -14,7 +14,8 @@ import httpx
 from pydantic import ValidationError
 
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest
-from airflow_gpu_provider.wire import API_PREFIX, ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import ReportAnswer, ReportBody
+from airflow_gpu_provider.wire import API_PREFIX
 
 REPORT_PATH = f"{API_PREFIX}/v1/agents/report"
 #: A report is worth little after a few seconds: better give up and send a fresh one.

@@ -21,7 +21,7 @@ from airflow_gpu_provider.broker.flavors import tflops
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.fleet_spec import NodeSpec
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 
 #: What a simulated node has for each device: the shape of a common 8-GPU server (128 cores, 1 TiB).
 CORES_PER_DEVICE = 16

@@ -1,35 +1,33 @@
 """The one place where a task gets a lease, holds it and gives it back.
 
 Subclasses say what to do with the devices (`run_leased`); asking, waiting, deferring, renewing and releasing
-happen here only. What can be known to be wrong is refused at parse time; what this fleet can never serve
-fails at once and is not retried; what must wait is deferred.
+happen here only. What is asked, and what is refused at parse time, is in `asking`. What this fleet can never
+serve fails at once and is not retried; what must wait is deferred.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import conf
 from pydantic import ValidationError
 
-from airflow_gpu_provider.broker.model import GpuRequest, RunType
-from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import (
     InvalidRequest,
     LeaseLost,
     QueueTimeout,
     RequestRejected,
 )
-from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID, GpuBrokerHook
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.operators.asking import GpuAskingOperator, seconds_of
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ClaimView, RequestBody, TaskKey, wrong_fields
+from airflow_gpu_provider.wire import ClaimState, ClaimView, wrong_fields
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,95 +36,29 @@ _DECIDE_S = 1.0  # a free device is granted within this, which saves a deferral
 _POLL_S = 20.0
 
 
-class GpuLeasedOperator(BaseOperator):
+class GpuLeasedOperator(GpuAskingOperator):
     """
     Hold GPUs while `run_leased` runs.
 
-    :param gpus: number of devices, all or none
-    :param memory: memory of each device, e.g. "8GiB"
-    :param model: GPU model or models that will do, e.g. "A100" or "A100|H100"; None: any
-    :param min_tflops: compute asked of each device; weaker ones are a fallback unless `strict`
-    :param strict: refuse devices weaker than `min_tflops`
-    :param cpu_cores: CPU cores on the devices' nodes, for the whole task
-    :param host_memory: main memory on the devices' nodes, for the whole task
-    :param spares: devices to add when idle, never waited for
-    :param value: business value, higher is sooner; None: the task's priority weight
-    :param queue_timeout: longest time to wait for devices, seconds or timedelta; None: no limit
-    :param max_runtime: promised longest run, seconds or timedelta; lets the task pass a blocked larger one
-    :param gpu_conn_id: connection of type `gpu`
+    The arguments of `GpuAskingOperator`, and:
+
     :param deferrable: wait in the triggerer instead of a worker slot
     """
 
-    template_fields: Sequence[str] = (
-        "gpus",
-        "memory",
-        "model",
-        "min_tflops",
-        "cpu_cores",
-        "host_memory",
-        "spares",
-        "value",
-    )
     ui_color = "#76b900"
 
-    def __init__(
-        self,
-        *,
-        gpus: int | str = 1,
-        memory: str | None = None,
-        model: str | Sequence[str] | None = None,
-        min_tflops: float | str | None = None,
-        strict: bool = False,
-        cpu_cores: float | str | None = None,
-        host_memory: str | None = None,
-        spares: int | str = 0,
-        value: float | str | None = None,
-        queue_timeout: timedelta | float | None = None,
-        max_runtime: timedelta | float | None = None,
-        gpu_conn_id: str = DEFAULT_CONN_ID,
-        deferrable: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, deferrable: bool | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.gpus = gpus
-        self.memory = memory
-        self.model = model
-        self.min_tflops = min_tflops
-        self.strict = strict
-        self.cpu_cores = cpu_cores
-        self.host_memory = host_memory
-        self.spares = spares
-        self.value = value
-        self.queue_timeout = queue_timeout
-        self.max_runtime = max_runtime
-        self.gpu_conn_id = gpu_conn_id
         if deferrable is None:
             deferrable = conf.getboolean("operators", "default_deferrable", fallback=False)
         self.deferrable = deferrable
         self._claim_id: str | None = None
         self._held: HeldLease | None = None
-        if not self._has_templates():
-            self.build_request()
 
     # -- for subclasses
     def run_leased(self, context: Context, lease: HeldLease) -> Any:
         """Do the work on the leased devices; its return value is the task's XCom."""
         raise NotImplementedError(f"{type(self).__name__} must implement run_leased(context, lease)")
-
-    def build_request(self) -> GpuRequest:
-        """Return what is asked of the broker; raise InvalidRequest that says what to change."""
-        return build_request(
-            gpus=self.gpus,
-            memory=self.memory,
-            model=self.model,
-            min_tflops=self.min_tflops,
-            strict=self.strict,
-            cpu_cores=self.cpu_cores,
-            host_memory=self.host_memory,
-            host=local_host(),
-            spares=self.spares,
-            max_runtime=_seconds(self.max_runtime),
-        )
 
     # -- lifecycle
     def execute(self, context: Context) -> Any:
@@ -134,7 +66,7 @@ class GpuLeasedOperator(BaseOperator):
         with fail_the_hopeless():
             hook = GpuBrokerHook(self.gpu_conn_id)
             try:
-                body = self._claim_body(context)
+                body = self.claim_body(context)
             except ValidationError as error:
                 raise InvalidRequest(wrong_fields(error)) from error
             view = hook.submit(body, wait_s=_DECIDE_S)
@@ -230,33 +162,6 @@ class GpuLeasedOperator(BaseOperator):
     def _standby_s() -> float:
         return conf.getfloat("gpu", "standby_s", fallback=10.0)
 
-    def _claim_body(self, context: Context) -> ClaimBody:
-        ti, dag_run = context["ti"], context["dag_run"]
-        is_backfill = str(getattr(dag_run.run_type, "value", dag_run.run_type)) == "backfill"
-        return ClaimBody(
-            key=TaskKey(
-                dag_id=ti.dag_id,
-                run_id=ti.run_id,
-                task_id=ti.task_id,
-                map_index=-1 if ti.map_index is None else ti.map_index,
-                try_number=ti.try_number,
-            ),
-            request=RequestBody.from_request(self.build_request()),
-            value=self._value(),
-            run_type=RunType.BACKFILL if is_backfill else RunType.LIVE,
-            ti_id=str(ti.id),
-            owner=self.owner,
-        )
-
-    def _value(self) -> float:
-        given = self.priority_weight if self.value is None else self.value
-        try:
-            return float(given)
-        except (TypeError, ValueError):
-            raise InvalidRequest(
-                f"value={given!r} is not a number; give the task's business value, e.g. value=120."
-            ) from None
-
     def _check_host(self, lease: HeldLease) -> None:
         here = local_host()
         elsewhere = sorted({d.host for d in lease.devices if d.host != here})
@@ -277,17 +182,8 @@ class GpuLeasedOperator(BaseOperator):
         )
 
     def _deadline(self) -> datetime | None:
-        seconds = _seconds(self.queue_timeout)
+        seconds = seconds_of(self.queue_timeout)
         return None if seconds is None else _now() + timedelta(seconds=seconds)
-
-    def _has_templates(self) -> bool:
-        """Tell whether an argument is only known when the task runs."""
-        values = [getattr(self, name) for name in GpuLeasedOperator.template_fields]
-        return any(hasattr(value, "resolve") or re.search(r"\{\{|\{%", str(value)) for value in values)
-
-
-def _seconds(value: timedelta | float | None) -> float | None:
-    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _now() -> datetime:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.concurrency import run_in_threadpool
 
+from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 from airflow_gpu_provider.server.auth import Role
 from airflow_gpu_provider.server.program_route import Call, Forbidden, program_route
-from airflow_gpu_provider.wire import ReportAnswer, ReportBody
 
 
 async def report(call: Call) -> ReportAnswer:

@@ -51,6 +51,8 @@ class Entry:
     body: ClaimBody
     submitted_at: datetime
     excluded: frozenset[str] = frozenset()
+    preemptions: int = 0
+    preempted_by: frozenset[str] = frozenset()
     state: ClaimState = ClaimState.PENDING
     reason_code: str | None = None
     reason: str | None = None
@@ -86,6 +88,11 @@ class Entry:
             value=self.body.value,
             run_type=self.body.run_type,
             excluded=frozenset(DeviceId(device) for device in self.excluded),
+            team=self.body.team,
+            dag_id=self.body.key.dag_id,
+            preemptible=self.body.preemptible,
+            preemptions=self.preemptions,
+            preempted_by=frozenset(ClaimId(claim_id) for claim_id in self.preempted_by),
         )
 
     def lease(self) -> Lease:
@@ -191,11 +198,15 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
             request=RequestBody.model_validate(row.request),
             value=row.value,
             run_type=RunType(row.run_type),
+            team=row.team,
+            preemptible=row.preemptible,
             ti_id=row.ti_id,
             owner=row.owner,
         ),
         submitted_at=row.submitted_at,
         excluded=frozenset(row.excluded),
+        preemptions=row.preemptions,
+        preempted_by=frozenset(row.preempted_by),
         state=ClaimState(row.state),
         reason_code=row.reason_code,
         reason=row.reason,

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from airflow_gpu_provider.broker.drain import Drain
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
+from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk, NotLeading
@@ -35,16 +36,7 @@ from airflow_gpu_provider.store.leadership import Leadership
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.turns import TurnStore
-from airflow_gpu_provider.wire import (
-    ClaimBody,
-    ClaimState,
-    DrainBody,
-    LeasedDevice,
-    ReleaseBody,
-    RenewBody,
-    ReportAnswer,
-    ReportBody,
-)
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, DrainBody, ReleaseBody, RenewBody
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.store.nodes import StoredNode
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
 
 _REFRESH_S = 3.0
 

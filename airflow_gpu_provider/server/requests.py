@@ -16,6 +16,7 @@ from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placem
 from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
 from airflow_gpu_provider.server.board import Entry, task_of
 from airflow_gpu_provider.store.endings import Ending
+from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.turns import Overtaken, PassedOn
 from airflow_gpu_provider.wire import ClaimBody, ClaimState
 
@@ -101,7 +102,7 @@ def _submit(request: Submit, desk: Desk, draft: Draft) -> Entry | None:
     draft.new[entry.claim_id] = entry
     if request.is_attended:
         desk.attended.add(entry.claim_id)
-    draft.turn.claims.append(_row(entry))
+    draft.turn.claims.append(new_claim_row(entry.claim_id, body, entry.excluded, entry.submitted_at))
     draft.then.append(lambda: desk.board.add(entry))
     assert desk.engine is not None
     if not _supersede(
@@ -114,22 +115,6 @@ def _submit(request: Submit, desk: Desk, draft: Draft) -> Entry | None:
 def is_another_task(ti_id: str | None, other: str | None) -> bool:
     """Return whether two task instances of the same name are not the same one."""
     return ti_id is not None and other is not None and ti_id != other
-
-
-def _row(entry: Entry) -> dict[str, object]:
-    body = entry.body
-    return {
-        "id": entry.claim_id,
-        **body.key.model_dump(),
-        "ti_id": body.ti_id,
-        "owner": body.owner,
-        "request": body.request.model_dump(mode="json"),
-        "value": body.value,
-        "run_type": body.run_type.value,
-        "excluded": sorted(entry.excluded),
-        "submitted_at": entry.submitted_at,
-        "state": entry.state.value,
-    }
 
 
 def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, draft: Draft) -> bool:

@@ -9,12 +9,13 @@ from airflow_gpu_provider import __version__
 from airflow_gpu_provider.broker.drain import Drain, DrainScope
 from airflow_gpu_provider.broker.reasons import asked
 from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.reports import DeviceReport
 from airflow_gpu_provider.rows import DeviceRow, DrainRow, LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry, HeldDevices, entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
-from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceReport, DeviceView, LeaseView, TaskKey
+from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
 
 
 def task_name(key: TaskKey) -> str:

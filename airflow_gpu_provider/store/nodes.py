@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Engine, Select, bindparam, delete, insert, select, update
 
+from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.tables import node
-from airflow_gpu_provider.wire import NodeReport
 
 
 @dataclass(frozen=True, slots=True)

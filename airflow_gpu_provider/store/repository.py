@@ -24,6 +24,7 @@ from airflow_gpu_provider.store.rows import (
     ClaimPart,
     ClaimRow,
     StoredLease,
+    new_claim_row,
     with_devices,
 )
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
@@ -61,25 +62,8 @@ class Repository:
             # A run that was deleted and made again under the same id: the old claim is not this task's.
             connection.execute(delete(claim).where(claim.c.id == known.id))
         claim_id = str(uuid.uuid4())
-        key = body.key
-        connection.execute(
-            insert(claim).values(
-                id=claim_id,
-                dag_id=key.dag_id,
-                run_id=key.run_id,
-                task_id=key.task_id,
-                map_index=key.map_index,
-                try_number=key.try_number,
-                ti_id=body.ti_id,
-                owner=body.owner,
-                request=body.request.model_dump(mode="json"),
-                value=body.value,
-                run_type=body.run_type.value,
-                excluded=_failed_before(connection, key),
-                submitted_at=now,
-                state=ClaimState.PENDING.value,
-            )
-        )
+        excluded = _failed_before(connection, body.key)
+        connection.execute(insert(claim).values(new_claim_row(claim_id, body, excluded, now)))
         self._supersede(connection, body, claim_id, now, usable)
         note_event(connection, claim_id)
         return claim_id

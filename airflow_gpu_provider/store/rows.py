@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from airflow_gpu_provider.store.tables import lease_device
-from airflow_gpu_provider.wire import TaskKey
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
 
 ClaimRow = Any  # a row of the claim table
 
@@ -36,6 +37,28 @@ def task_key(row: ClaimRow) -> TaskKey:
         map_index=row.map_index,
         try_number=row.try_number,
     )
+
+
+def new_claim_row(
+    claim_id: str, body: ClaimBody, excluded: Iterable[str], submitted_at: datetime
+) -> dict[str, Any]:
+    """Return the row of a claim that was just asked for."""
+    return {
+        "id": claim_id,
+        **body.key.model_dump(),
+        "ti_id": body.ti_id,
+        "owner": body.owner,
+        "request": body.request.model_dump(mode="json"),
+        "value": body.value,
+        "run_type": body.run_type.value,
+        "excluded": sorted(excluded),
+        "team": body.team,
+        "preemptible": body.preemptible,
+        "preemptions": 0,
+        "preempted_by": [],
+        "submitted_at": submitted_at,
+        "state": ClaimState.PENDING.value,
+    }
 
 
 class ClaimPart:

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 from sqlalchemy import (
     JSON,
+    Boolean,
     Column,
     DateTime,
     Float,
@@ -56,7 +57,7 @@ node = Table(
     "gpu_node",
     metadata,
     Column("name", String(250), primary_key=True),
-    Column("report", JSON, nullable=False),  # wire.NodeReport
+    Column("report", JSON, nullable=False),  # reports.NodeReport
     Column("reported_at", UtcDateTime, nullable=False),
     Column("reported_to", String(250), nullable=True),  # the replica that its agent talks to
     Index("ix_gpu_node_reported_at", "reported_at"),
@@ -77,6 +78,10 @@ claim = Table(
     Column("value", Float, nullable=False),
     Column("run_type", String(20), nullable=False),
     Column("excluded", JSON, nullable=False),  # device ids
+    Column("team", String(250), nullable=True),
+    Column("preemptible", Boolean, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("preempted_by", JSON, nullable=False),  # claim ids
     Column("submitted_at", UtcDateTime, nullable=False),
     Column("state", String(20), nullable=False),
     Column("reason_code", String(50), nullable=True),

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.store.db_manager import migrate
-from airflow_gpu_provider.wire import API_PREFIX, DeviceReport, NodeReport
+from airflow_gpu_provider.wire import API_PREFIX
 
 _SECRET = "a key for benchmarks that is long enough to sign with"
 _START_S = 120

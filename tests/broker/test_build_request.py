@@ -96,3 +96,19 @@ def test_a_wrong_argument_is_named_with_what_to_write(given: dict[str, Any], mes
     with pytest.raises(InvalidRequest) as wrong:
         build_request(**given)
     assert message in str(wrong.value)
+
+
+def test_artifacts_are_written_in_one_way_and_may_come_as_one_name() -> None:
+    assert build_request(artifacts="/data//models/gpt2/").artifacts == frozenset({"/data/models/gpt2"})
+    assert build_request(artifacts=["sha256:ab", "/m"]).artifacts == frozenset({"sha256:ab", "/m"})
+
+
+@pytest.mark.parametrize("artifacts", ["", [""], [3], 7, ["/m", None]])
+def test_artifacts_without_a_name_are_refused(artifacts: object) -> None:
+    with pytest.raises(InvalidRequest, match="names no artifact: write a path or digest"):
+        build_request(artifacts=artifacts)  # type: ignore[arg-type]
+
+
+def test_artifacts_cannot_be_required_without_naming_them() -> None:
+    with pytest.raises(InvalidRequest, match="artifacts is not given"):
+        build_request(artifacts_required=True)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import what_if
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.rows import LeaseRow
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import ReportBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import RequestBody, TaskKey
 from tests.commands.test_commands import airflow, rows
 from tests.hooks.test_broker_hook import connect
 from tests.server.conftest import ask, report

@@ -13,7 +13,7 @@ from airflow_gpu_provider.inventory.agent import MAX_BACKOFF_S, Agent
 from airflow_gpu_provider.inventory.fleet_spec import parse_fleet
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.simulated import SimulatedProbe, simulated_id
-from airflow_gpu_provider.wire import LeasedDevice, NodeReport, ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import LeasedDevice, NodeReport, ReportAnswer, ReportBody
 
 
 class World:

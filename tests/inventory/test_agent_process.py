@@ -19,7 +19,7 @@ import pytest
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest
 from airflow_gpu_provider.inventory import agent_cli, host
 from airflow_gpu_provider.inventory.reporter import HttpReporter, TokenSource
-from airflow_gpu_provider.wire import ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 
 EMPTY = ReportBody(nodes=())
 

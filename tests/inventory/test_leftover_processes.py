@@ -14,7 +14,7 @@ import pytest
 
 from airflow_gpu_provider.inventory.leftovers import GRACE_S, KILL_AFTER_S, Leftovers
 from airflow_gpu_provider.inventory.processes import ProcTable
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -10,7 +10,7 @@ from fake_nvml import FakeNvml, Part, slice_of
 
 from airflow_gpu_provider.inventory.nvml import NvmlProbe
 from airflow_gpu_provider.inventory.nvml_session import NvmlOff, NvmlSession
-from airflow_gpu_provider.wire import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
 
 EVERY_MEASUREMENT = (
     "nvmlDeviceGetUtilizationRates",

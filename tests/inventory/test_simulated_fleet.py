@@ -11,7 +11,7 @@ import pytest
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.inventory.fleet_spec import EXAMPLES, parse_fleet
 from airflow_gpu_provider.inventory.simulated import SimulatedProbe, simulated_id
-from airflow_gpu_provider.wire import DeviceReport
+from airflow_gpu_provider.reports import DeviceReport
 
 
 def fleet(text: str) -> list[tuple[str, list[tuple[str, int]]]]:

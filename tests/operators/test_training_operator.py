@@ -21,11 +21,11 @@ from airflow_gpu_provider.operators.training import (
     training_result,
     training_root,
 )
+from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, read_record
-from airflow_gpu_provider.wire import DeviceReport, NodeReport, ReportBody
 from tests.server.conftest import SECRET
 from tests.test_task_request import DOCUMENTED
 from tests.training.running import ROOT

@@ -16,20 +16,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
 from airflow_gpu_provider.server.app import create_app
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
-from airflow_gpu_provider.wire import (
-    API_PREFIX,
-    ClaimBody,
-    DeviceReport,
-    NodeReport,
-    ReportBody,
-    RequestBody,
-    TaskKey,
-)
+from airflow_gpu_provider.wire import API_PREFIX, ClaimBody, RequestBody, TaskKey
 
 SECRET = "a key for tests that is long enough to sign with"
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import ReportBody
 
 from .conftest import report
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.store.nodes import StoredNode
-from airflow_gpu_provider.wire import NodeReport
 
 from .conftest import report
 

@@ -18,11 +18,12 @@ from sqlalchemy.exc import OperationalError
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Decisions, LeaseId
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.requests import Renew, Submit
 from airflow_gpu_provider.store.tables import lease
 from airflow_gpu_provider.store.turns import Overtaken
-from airflow_gpu_provider.wire import ClaimBody, ReportBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
 from .conftest import ask, look, report
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.board import TaskId
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.reconciler import TaskState, why_over
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReportBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
 
 from .conftest import report
 

@@ -10,11 +10,12 @@ import pytest
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
-from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody, ReportBody
+from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody
 
 from .conftest import SECRET, ask, report, until_leading
 

@@ -1,0 +1,167 @@
+"""What a task asks of the broker: the arguments of every operator that holds GPUs.
+
+What can be known to be wrong is refused when the DAG file is parsed, or as soon as its templates are
+rendered. The next step is `leased`, which waits for the devices and holds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.broker.model import GpuRequest, RunType
+from airflow_gpu_provider.broker.request import build_request
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID
+from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class GpuAskingOperator(BaseOperator):
+    """
+    Know which GPUs a task needs.
+
+    :param gpus: number of devices, all or none
+    :param memory: memory of each device, e.g. "8GiB"
+    :param model: GPU model or models that will do, e.g. "A100" or "A100|H100"; None: any
+    :param min_tflops: compute asked of each device; weaker ones are a fallback unless `strict`
+    :param strict: refuse devices weaker than `min_tflops`
+    :param cpu_cores: CPU cores on the devices' nodes, for the whole task
+    :param host_memory: main memory on the devices' nodes, for the whole task
+    :param spares: devices to add when idle, never waited for
+    :param value: business value, higher is sooner; None: the task's priority weight
+    :param team: whose quota the devices count on, see `[gpu] quotas`; None: of no team
+    :param preemptible: the devices may be taken back for work of more value; the task then asks again
+    :param task_class: what kind of work it is, for what is learned of such work; None: the DAG and the task
+    :param artifacts: pretrained models and data sets it reads, by path or digest; nodes that hold them are
+        preferred
+    :param require_artifacts: only nodes that hold all of `artifacts`
+    :param queue_timeout: longest time to wait for devices, seconds or timedelta; None: no limit
+    :param max_runtime: promised longest run, seconds or timedelta; lets the task pass a blocked larger one
+    :param gpu_conn_id: connection of type `gpu`
+    """
+
+    template_fields: Sequence[str] = (
+        "gpus",
+        "memory",
+        "model",
+        "min_tflops",
+        "cpu_cores",
+        "host_memory",
+        "spares",
+        "value",
+        "team",
+        "task_class",
+        "artifacts",
+    )
+
+    def __init__(
+        self,
+        *,
+        gpus: int | str = 1,
+        memory: str | None = None,
+        model: str | Sequence[str] | None = None,
+        min_tflops: float | str | None = None,
+        strict: bool = False,
+        cpu_cores: float | str | None = None,
+        host_memory: str | None = None,
+        spares: int | str = 0,
+        value: float | str | None = None,
+        queue_timeout: timedelta | float | None = None,
+        max_runtime: timedelta | float | None = None,
+        team: str | None = None,
+        preemptible: bool = False,
+        task_class: str | None = None,
+        artifacts: str | Sequence[str] | None = None,
+        require_artifacts: bool = False,
+        gpu_conn_id: str = DEFAULT_CONN_ID,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.gpus = gpus
+        self.memory = memory
+        self.model = model
+        self.min_tflops = min_tflops
+        self.strict = strict
+        self.cpu_cores = cpu_cores
+        self.host_memory = host_memory
+        self.spares = spares
+        self.value = value
+        self.queue_timeout = queue_timeout
+        self.max_runtime = max_runtime
+        self.gpu_conn_id = gpu_conn_id
+        self.team = team
+        self.preemptible = preemptible
+        self.task_class = task_class
+        self.artifacts = artifacts
+        self.require_artifacts = require_artifacts
+        if not self._has_templates():
+            self.build_request()
+
+    def build_request(self) -> GpuRequest:
+        """Return what is asked of the broker; raise InvalidRequest that says what to change."""
+        return build_request(
+            gpus=self.gpus,
+            memory=self.memory,
+            model=self.model,
+            min_tflops=self.min_tflops,
+            strict=self.strict,
+            cpu_cores=self.cpu_cores,
+            host_memory=self.host_memory,
+            host=local_host(),
+            spares=self.spares,
+            max_runtime=seconds_of(self.max_runtime),
+            task_class=self.task_class,
+            artifacts=self.artifacts,
+            artifacts_required=self.require_artifacts,
+        )
+
+    def claim_body(self, context: Context) -> ClaimBody:
+        """Return what this try asks; raise InvalidRequest or ValidationError where it is wrong."""
+        ti, dag_run = context["ti"], context["dag_run"]
+        request = self.build_request()
+        request = replace(request, task_class=request.task_class or f"{ti.dag_id}.{ti.task_id}")
+        is_backfill = str(getattr(dag_run.run_type, "value", dag_run.run_type)) == "backfill"
+        return ClaimBody(
+            key=TaskKey(
+                dag_id=ti.dag_id,
+                run_id=ti.run_id,
+                task_id=ti.task_id,
+                map_index=-1 if ti.map_index is None else ti.map_index,
+                try_number=ti.try_number,
+            ),
+            request=RequestBody.from_request(request),
+            value=self._value(),
+            run_type=RunType.BACKFILL if is_backfill else RunType.LIVE,
+            team=self.team or None,
+            preemptible=self.preemptible,
+            ti_id=str(ti.id),
+            owner=self.owner,
+        )
+
+    def _value(self) -> float:
+        given = self.priority_weight if self.value is None else self.value
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"value={given!r} is not a number; give the task's business value, e.g. value=120."
+            ) from None
+
+    def _has_templates(self) -> bool:
+        """Tell whether an argument is only known when the task runs."""
+        values = [getattr(self, name) for name in GpuAskingOperator.template_fields]
+        return any(hasattr(value, "resolve") or re.search(r"\{\{|\{%", str(value)) for value in values)
+
+
+def seconds_of(value: timedelta | float | None) -> float | None:
+    """Return a length of time in seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value

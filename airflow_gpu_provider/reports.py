@@ -1,0 +1,63 @@
+"""What agents tell the broker about their devices, and what it answers.
+
+Sent once a second for each node. ``None`` is "not supported or unknown", never 0. The next step is
+`server.fleet`, which folds reports in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from airflow_gpu_provider.wire import MOST, MOST_GPUS, MOST_MIB, Body, Name, no_nul
+
+
+class DeviceReport(Body):
+    """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
+
+    id: Name
+    model: Name
+    memory_mib: int = Field(ge=0, le=MOST_MIB)
+    tflops: float = Field(ge=0, le=MOST)
+    utilisation: float | None = None
+    memory_used_mib: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    ecc_uncorrected: int | None = None
+    foreign_pids: tuple[int, ...] = ()
+    suspect: Annotated[str, AfterValidator(no_nul)] | None = None
+    simulated: bool = False
+
+
+class NodeReport(Body):
+    """One node as its agent measured it."""
+
+    name: Name
+    host: Name
+    cpu_cores: float = Field(ge=0, le=MOST_GPUS * 1000)
+    memory_mib: int = Field(ge=0, le=MOST_MIB)
+    load: float | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    devices: tuple[DeviceReport, ...] = ()
+    agent_version: str = ""
+
+
+class ReportBody(Body):
+    """What an agent sends once a second: all nodes it speaks for."""
+
+    nodes: tuple[NodeReport, ...]
+
+
+class LeasedDevice(BaseModel):
+    """A device under a live lease, told to the agent so that it can tell its holders from outsiders."""
+
+    id: str
+    lease_id: str
+
+
+class ReportAnswer(BaseModel):
+    """The broker's answer to a report: which of the reported devices are under a live lease."""
+
+    leased: list[LeasedDevice] = []
+    report_interval_s: float = 1.0
