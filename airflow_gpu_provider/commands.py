@@ -145,7 +145,15 @@ def broker(args: argparse.Namespace) -> None:
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     outer.mount(API_PREFIX, app)
     # Long-polls are asked again: they must not keep a stopping replica from stopping.
-    uvicorn.run(outer, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=5)
+    # A line for each of a thousand calls a second tells nobody anything.
+    uvicorn.run(
+        outer,
+        host=args.host,
+        port=args.port,
+        log_level="info",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
 
 
 def parse_seconds(text: str) -> float:

@@ -122,7 +122,9 @@ class Broker:
 
     async def collect(self, claim_id: str) -> Entry:
         """Return a claim; the TTL of its lease starts when it is granted and not yet collected."""
-        entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
+        entry = self._collected(claim_id)
+        if entry is None:
+            entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
         if not self._lacks_device(entry):
             return entry
         if not self.desk.is_open:
@@ -134,6 +136,11 @@ class Broker:
         # The agent stopped reporting a leased device: nobody can work on it.
         await self.cancel(claim_id, "device_gone")
         return await self.find(claim_id)
+
+    def _collected(self, claim_id: str) -> Entry | None:
+        """Return a claim whose lease is collected already: there is nothing to wait a turn for."""
+        entry = self.desk.board.entries.get(claim_id) if self.desk.is_open else None
+        return entry if entry is not None and entry.held is not None and entry.held.collected else None
 
     def _lacks_device(self, entry: Entry) -> bool:
         held = entry.held
