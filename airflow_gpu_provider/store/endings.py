@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
+from airflow_gpu_provider.store.script import Script, StepByStep, one_of
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.wire import ClaimState
 
@@ -43,22 +44,19 @@ def end_lease(
     ).one_or_none()
     if row is None:
         return False
-    _end_leases(connection, [Ending(row.claim_id, reason, lease_id, outcome, tuple(failed_devices))], now)
+    ending = Ending(row.claim_id, reason, lease_id, outcome, tuple(failed_devices))
+    _end_leases(StepByStep(connection), [ending], now)
     return True
 
 
 def close_claims(
-    connection: Connection, claim_ids: Sequence[str], state: ClaimState, reason: str, now: datetime
+    script: Script, claim_ids: Sequence[str], state: ClaimState, reason: str, now: datetime
 ) -> None:
     """Show that claims are over."""
-    connection.execute(
-        update(claim)
-        .where(claim.c.id.in_(claim_ids))
-        .values(state=state.value, ended_at=now, reason_code=reason, position=None, expected_at=None)
-    )
+    script.run(_CLOSE, ids=claim_ids, to=state.value, now=now, why=reason)
 
 
-def end_all(connection: Connection, endings: Iterable[Ending], now: datetime) -> None:
+def end_all(script: Script, endings: Iterable[Ending], now: datetime) -> None:
     """End leases and withdraw claims; one that ended already stays as it is."""
 
     def manner(ending: Ending) -> tuple[str, bool, str, tuple[str, ...]]:
@@ -67,44 +65,64 @@ def end_all(connection: Connection, endings: Iterable[Ending], now: datetime) ->
     for (reason, is_claim, _, _), group in itertools.groupby(sorted(endings, key=manner), manner):
         alike = list(group)
         if is_claim:
-            connection.execute(
-                update(claim)
-                .where(
-                    claim.c.id.in_([each.claim_id for each in alike]),
-                    claim.c.state == ClaimState.PENDING.value,
-                )
-                .values(
-                    state=ClaimState.CANCELLED.value,
-                    ended_at=now,
-                    reason_code=reason,
-                    position=None,
-                    expected_at=None,
-                )
-            )
+            script.run(_WITHDRAW, ids=[each.claim_id for each in alike], now=now, why=reason)
         else:
-            _end_leases(connection, alike, now)
+            _end_leases(script, alike, now)
 
 
-def _end_leases(connection: Connection, alike: Sequence[Ending], now: datetime) -> None:
+def _end_leases(script: Script, alike: Sequence[Ending], now: datetime) -> None:
     first, lease_ids = alike[0], [str(each.lease_id) for each in alike]
-    connection.execute(
-        update(lease)
-        .where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None))
-        .values(
-            ended_at=now,
-            end_reason=first.reason,
-            outcome=first.outcome,
-            failed_devices=list(first.failed_devices),
-        )
+    script.run(
+        _END,
+        ids=lease_ids,
+        now=now,
+        why=first.reason,
+        result=first.outcome,
+        failed=list(first.failed_devices),
     )
-    free_devices(connection, lease_ids, now)
-    close_claims(connection, [each.claim_id for each in alike], ClaimState.ENDED, first.reason, now)
+    free_devices(script, lease_ids, now)
+    close_claims(script, [each.claim_id for each in alike], ClaimState.ENDED, first.reason, now)
 
 
-def free_devices(connection: Connection, lease_ids: Sequence[str], now: datetime) -> None:
+def free_devices(script: Script, lease_ids: Sequence[str], now: datetime) -> None:
     """Show that what these leases held is free."""
-    connection.execute(
-        update(lease_device)
-        .where(lease_device.c.lease_id.in_(lease_ids), lease_device.c.ended_at.is_(None))
-        .values(ended_at=now)
+    script.run(_FREE, ids=lease_ids, now=now)
+
+
+_CLOSE = (
+    update(claim)
+    .where(one_of(claim.c.id, "ids"))
+    .values(
+        state=bindparam("to"),
+        ended_at=bindparam("now"),
+        reason_code=bindparam("why"),
+        position=None,
+        expected_at=None,
     )
+)
+_WITHDRAW = (
+    update(claim)
+    .where(one_of(claim.c.id, "ids"), claim.c.state == ClaimState.PENDING.value)
+    .values(
+        state=ClaimState.CANCELLED.value,
+        ended_at=bindparam("now"),
+        reason_code=bindparam("why"),
+        position=None,
+        expected_at=None,
+    )
+)
+_END = (
+    update(lease)
+    .where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None))
+    .values(
+        ended_at=bindparam("now"),
+        end_reason=bindparam("why"),
+        outcome=bindparam("result"),
+        failed_devices=bindparam("failed"),
+    )
+)
+_FREE = (
+    update(lease_device)
+    .where(one_of(lease_device.c.lease_id, "ids"), lease_device.c.ended_at.is_(None))
+    .values(ended_at=bindparam("now"))
+)

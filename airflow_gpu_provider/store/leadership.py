@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.store.engine import WRITES
@@ -89,6 +89,14 @@ class Leadership:
             if row is None or row.expires_at <= database_now(connection):
                 return None
             return str(row.holder)
+
+
+#: the election row, locked, while this term lasts: exactly one row, or the term is over
+IN_TERM = (
+    select(leader.c.id)
+    .where(leader.c.id == 1, leader.c.holder == bindparam("me"), leader.c.term == bindparam("number"))
+    .with_for_update()
+)
 
 
 def fence(connection: Connection, term: Term) -> None:

@@ -15,12 +15,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
-from airflow_gpu_provider.store.leadership import Term, fence
+from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
+from airflow_gpu_provider.store.script import Script, one_of, transaction
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
@@ -87,7 +87,6 @@ class TurnStore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
 
     def write(self, term: Term, turn: Turn) -> None:
         """Write all of a turn or nothing.
@@ -95,17 +94,23 @@ class TurnStore:
         Raise StaleTerm when another replica leads, Overtaken when the tables differ from what the turn
         relied on, IntegrityError when a device was leased meanwhile.
         """
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
-            fence(connection, term)
-            if turn.forgotten:
-                connection.execute(delete(claim).where(claim.c.id.in_(turn.forgotten)))
-            self._add_claims(connection, turn)
-            self._pass_on(connection, turn)
-            end_all(connection, turn.endings, turn.now)
-            _expire(connection, turn)
-            _reject(connection, turn)
-            _grant(connection, turn)
-            _extend(connection, turn)
+        stale = StaleTerm(f"term {term.number} of {term.holder} is over")
+        try:
+            with transaction(self._engine) as script:
+                script.require(IN_TERM, 1, stale, me=term.holder, number=term.number)
+                if turn.forgotten:
+                    script.run(_FORGET, ids=turn.forgotten)
+                _add_claims(script, turn)
+                _pass_on(script, turn)
+                end_all(script, turn.endings, turn.now)
+                _expire(script, turn)
+                _reject(script, turn)
+                _grant(script, turn)
+                _extend(script, turn)
+        except StaleTerm:
+            with self._engine.connect() as connection:
+                fence(connection, term)  # it says who leads
+            raise
 
     def take_events(self, term: Term) -> list[str]:
         """Return and remove the claims that other replicas changed since the last look.
@@ -175,115 +180,107 @@ class TurnStore:
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
             return connection.execute(delete(claim).where(claim.c.id.in_(old))).rowcount
 
-    def _add_claims(self, connection: Connection, turn: Turn) -> None:
-        if not turn.claims:
-            return
-        statement = self._insert(claim).on_conflict_do_nothing().returning(claim.c.id)
-        added = set(connection.scalars(statement, turn.claims))
-        if len(added) != len(turn.claims):
-            raise Overtaken("another replica stored a claim of the same task try")
-
-    def _pass_on(self, connection: Connection, turn: Turn) -> None:
-        for passed in turn.passed_on:
-            result = connection.execute(
-                update(lease)
-                .where(lease.c.id == passed.lease_id, lease.c.ended_at.is_(None))
-                .values(claim_id=passed.new_claim_id, epoch=passed.epoch, collected_at=None)
-            )
-            if result.rowcount != 1:
-                raise Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
-            close_claims(connection, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
-
 
 def note_event(connection: Connection, claim_id: str) -> None:
     """Let the leader know of a change to a claim or its lease that this transaction makes."""
     connection.execute(insert(event).values(claim_id=claim_id))
 
 
-def _expire(connection: Connection, turn: Turn) -> None:
+def _add_claims(script: Script, turn: Turn) -> None:
+    if turn.claims:
+        stored = Overtaken("another replica stored a claim of the same task try")
+        script.insert_new(claim, turn.claims, stored)
+
+
+def _pass_on(script: Script, turn: Turn) -> None:
+    for passed in turn.passed_on:
+        ended = Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
+        values = {"key": passed.lease_id, "to": passed.new_claim_id, "number": passed.epoch}
+        script.require(_PASS_ON, 1, ended, **values)
+        close_claims(script, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
+
+
+def _expire(script: Script, turn: Turn) -> None:
     if not turn.expired:
         return
     lease_ids = [str(each.lease_id) for each in turn.expired]
-    ended = connection.execute(
-        update(lease)
-        .where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None), lease.c.expires_at <= turn.now)
-        .values(ended_at=turn.now, end_reason="expired")
-    )
-    if ended.rowcount != len(lease_ids):
-        raise Overtaken("a lease was renewed or ended by another replica before it expired")
-    free_devices(connection, lease_ids, turn.now)
-    close_claims(connection, [e.claim_id for e in turn.expired], ClaimState.ENDED, "expired", turn.now)
+    lives = Overtaken("a lease was renewed or ended by another replica before it expired")
+    script.require(_EXPIRE, len(lease_ids), lives, ids=lease_ids, now=turn.now)
+    free_devices(script, lease_ids, turn.now)
+    close_claims(script, [e.claim_id for e in turn.expired], ClaimState.ENDED, "expired", turn.now)
 
 
-def _reject(connection: Connection, turn: Turn) -> None:
+def _reject(script: Script, turn: Turn) -> None:
     for claim_id, code, text in turn.rejected:
-        connection.execute(
-            update(claim)
-            .where(claim.c.id == claim_id, claim.c.state == ClaimState.PENDING.value)
-            .values(
-                state=ClaimState.REJECTED.value,
-                ended_at=turn.now,
-                reason_code=code,
-                reason=text,
-                position=None,
-                expected_at=None,
-            )
-        )
+        script.run(_REJECT, key=claim_id, now=turn.now, code=code, text=text)
 
 
-def _grant(connection: Connection, turn: Turn) -> None:
+def _grant(script: Script, turn: Turn) -> None:
     if not turn.grants:
         return
     new = {row["id"] for row in turn.claims}
     waited = [grant.claim_id for grant in turn.grants if grant.claim_id not in new]
     if waited:
-        moved = connection.execute(
-            update(claim)
-            .where(claim.c.id.in_(waited), claim.c.state == ClaimState.PENDING.value)
-            .values(
-                state=ClaimState.GRANTED.value,
-                reason_code=None,
-                reason=None,
-                position=None,
-                expected_at=None,
-            )
-        )
-        if moved.rowcount != len(waited):
-            raise Overtaken("a claim was withdrawn by another replica before it was granted")
-    connection.execute(
-        insert(lease),
-        [
-            {
-                "id": grant.lease_id,
-                "claim_id": grant.claim_id,
-                "epoch": 1,
-                "match_degree": grant.match_degree,
-                "granted_at": turn.now,
-                "collected_at": grant.collected_at,
-                "expires_at": grant.expires_at,
-            }
-            for grant in turn.grants
-        ],
-    )
-    connection.execute(insert(lease_device), [row for grant in turn.grants for row in grant.devices])
+        withdrawn = Overtaken("a claim was withdrawn by another replica before it was granted")
+        script.require(_GRANT, len(waited), withdrawn, ids=waited)
+    rows = [
+        {
+            "id": grant.lease_id,
+            "claim_id": grant.claim_id,
+            "epoch": 1,
+            "match_degree": grant.match_degree,
+            "granted_at": turn.now,
+            "collected_at": grant.collected_at,
+            "expires_at": grant.expires_at,
+        }
+        for grant in turn.grants
+    ]
+    script.insert(lease, rows)
+    script.insert(lease_device, [row for grant in turn.grants for row in grant.devices])
 
 
-def _extend(connection: Connection, turn: Turn) -> None:
+def _extend(script: Script, turn: Turn) -> None:
     """Write new ends of leases; few differ, since a turn renews all to the same moment."""
-    for moment, group in itertools.groupby(sorted(turn.renewed.items(), key=_moment), _moment):
-        _move_end(connection, [lease_id for lease_id, _ in group], {"expires_at": moment})
-    for moment, group in itertools.groupby(sorted(turn.collected.items(), key=_moment), _moment):
-        values = {"collected_at": turn.now, "expires_at": moment}
-        _move_end(connection, [lease_id for lease_id, _ in group], values)
-
-
-def _move_end(connection: Connection, lease_ids: Sequence[str], values: dict[str, datetime]) -> None:
-    moved = connection.execute(
-        update(lease).where(lease.c.id.in_(lease_ids), lease.c.ended_at.is_(None)).values(**values)
-    )
-    if moved.rowcount != len(lease_ids):
-        raise Overtaken("a lease was ended by another replica before it was renewed")
+    for statement, ends in ((_RENEW, turn.renewed), (_COLLECT, turn.collected)):
+        for moment, group in itertools.groupby(sorted(ends.items(), key=_moment), _moment):
+            lease_ids = [lease_id for lease_id, _ in group]
+            ended = Overtaken("a lease was ended by another replica before it was renewed")
+            values = {"until": moment} | ({"now": turn.now} if statement is _COLLECT else {})
+            script.require(statement, len(lease_ids), ended, ids=lease_ids, **values)
 
 
 def _moment(item: tuple[str, datetime]) -> datetime:
     return item[1]
+
+
+_FORGET = delete(claim).where(one_of(claim.c.id, "ids"))
+_PASS_ON = (
+    update(lease)
+    .where(lease.c.id == bindparam("key"), lease.c.ended_at.is_(None))
+    .values(claim_id=bindparam("to"), epoch=bindparam("number"), collected_at=None)
+)
+_EXPIRE = (
+    update(lease)
+    .where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None), lease.c.expires_at <= bindparam("now"))
+    .values(ended_at=bindparam("now"), end_reason="expired")
+)
+_REJECT = (
+    update(claim)
+    .where(claim.c.id == bindparam("key"), claim.c.state == ClaimState.PENDING.value)
+    .values(
+        state=ClaimState.REJECTED.value,
+        ended_at=bindparam("now"),
+        reason_code=bindparam("code"),
+        reason=bindparam("text"),
+        position=None,
+        expected_at=None,
+    )
+)
+_GRANT = (
+    update(claim)
+    .where(one_of(claim.c.id, "ids"), claim.c.state == ClaimState.PENDING.value)
+    .values(state=ClaimState.GRANTED.value, reason_code=None, reason=None, position=None, expected_at=None)
+)
+_LIVE = update(lease).where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None))
+_RENEW = _LIVE.values(expires_at=bindparam("until"))
+_COLLECT = _LIVE.values(expires_at=bindparam("until"), collected_at=bindparam("now"))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, bindparam, select, update
+from sqlalchemy.exc import IntegrityError
+
+from airflow_gpu_provider.store.script import one_of, transaction
+from airflow_gpu_provider.store.tables import event, leader
+
+_MOVE = update(event).where(one_of(event.c.claim_id, "ids")).values(claim_id=bindparam("to"))
+
+
+class Refused(Exception):
+    """What the test's requirement says."""
+
+
+def claims(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(select(event.c.claim_id).order_by(event.c.id)))
+
+
+def test_what_a_script_says_is_written_together_when_it_ends(engine: Engine) -> None:
+    with transaction(engine) as script:
+        script.insert(event, [{"claim_id": name} for name in ("a", "b", "it's 100 %s; --")])
+        script.run(_MOVE, ids=["a", "it's 100 %s; --", "unknown"], to="moved % ' \\ :x")
+        script.require(_MOVE, 1, Refused("never"), ids=["b"], to="c")
+    assert claims(engine) == ["moved % ' \\ :x", "c", "moved % ' \\ :x"]
+
+
+def test_nothing_is_written_when_a_requirement_is_not_met(engine: Engine) -> None:
+    with pytest.raises(Refused, match="second"), transaction(engine) as script:
+        script.insert(event, [{"claim_id": "a"}])
+        script.require(_MOVE, 1, Refused("first"), ids=["a"], to="b")
+        script.require(_MOVE, 2, Refused("second"), ids=["b"], to="c")
+        script.require(_MOVE, 9, Refused("third"), ids=["c"], to="d")
+    assert claims(engine) == []
+
+
+def test_rows_that_exist_refuse_an_insert_of_new_ones(engine: Engine) -> None:
+    rows = [{"id": number, "claim_id": "a"} for number in (1, 2)]
+    with transaction(engine) as script:
+        script.insert_new(event, rows[:1], Refused("never"))
+    with pytest.raises(Refused, match="known"), transaction(engine) as script:
+        script.insert_new(event, rows, Refused("known"))
+    assert claims(engine) == ["a"]
+
+
+def test_a_broken_constraint_is_an_integrity_error_and_leaves_nothing(engine: Engine) -> None:
+    with pytest.raises(IntegrityError), transaction(engine) as script:
+        script.insert(event, [{"id": 7, "claim_id": "a"}])
+        script.insert(event, [{"id": 7, "claim_id": "b"}])
+    assert claims(engine) == []
+
+
+def test_a_script_that_is_given_up_writes_nothing(engine: Engine) -> None:
+    with pytest.raises(Refused), transaction(engine) as script:
+        script.insert(event, [{"claim_id": "a"}])
+        raise Refused("before its end")
+    assert claims(engine) == []
+
+
+def test_a_list_without_ids_matches_nothing(engine: Engine) -> None:
+    with transaction(engine) as script:
+        script.insert(event, [{"claim_id": "a"}])
+        script.run(_MOVE, ids=[], to="b")
+        nobody = select(leader.c.id).where(leader.c.id == bindparam("key"))
+        script.require(nobody, 0, Refused("never"), key=5)
+    assert claims(engine) == ["a"]
