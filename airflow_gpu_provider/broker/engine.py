@@ -35,10 +35,12 @@ from airflow_gpu_provider.broker.model import (
     Rejection,
     Waiting,
 )
+from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Rank, Walk, class_of, rank
 from airflow_gpu_provider.broker.regions import Regions
+from airflow_gpu_provider.broker.resizing import Resizing
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import standings
 from airflow_gpu_provider.broker.stream import Stream
@@ -60,6 +62,7 @@ class Engine:
         claims: Iterable[Claim] = (),
         recent: Iterable[GpuRequest] = (),
         learned: Mapping[str, Speeds] | None = None,
+        offers: Iterable[Offer] = (),
     ) -> None:
         leases, claims = list(leases), list(claims)
         self._policy = policy
@@ -72,7 +75,7 @@ class Engine:
         self._placed: dict[ClaimId, Claim] = {}
         self._told: tuple[datetime, tuple[Waiting, ...]] | None = None
         self._dirty = 0  # kinds of devices to which something happened
-        self._build(Layout.of(fleet), leases)
+        self._build(Layout.of(fleet), leases, offers)
         for claim in claims:
             self._new[claim.id] = claim
 
@@ -83,7 +86,7 @@ class Engine:
         if changed is None:
             waiting = list(self._pending.ordered())
             self._pending = Pending()
-            self._build(Layout.of(fleet), list(self._holdings))
+            self._build(Layout.of(fleet), list(self._holdings), self._holdings.offers())
             self._new = {claim.id: claim for claim in waiting} | self._new
         elif changed:
             self._reopen(changed)
@@ -146,9 +149,10 @@ class Engine:
             self.end(lease_id)
         for part in self._holdings.broken(now):
             self._touch(self._regions.of_part(part))
+        lapsed = self.resizing.lapse(now)
         rejections = self._take_in(now) if self._new else ()
         placements = self._place(now) if self._dirty else ()
-        return Decisions(placements, rejections, (), expired)
+        return Decisions(placements, rejections, (), expired, lapsed)
 
     def standing(self, claim_id: ClaimId, now: datetime) -> Waiting | None:
         """Return where a claim stands; None = it does not wait here."""
@@ -161,6 +165,17 @@ class Engine:
             found = standings(self._pending.ordered(), self._capacity, self._placer, self._outlook, endings)
             self._told = (now, found)
         return self._told[1][:limit]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that happened was decided on: who waits now cannot start."""
+        return not self._new and not self._dirty
+
+    @property
+    def resizing(self) -> Resizing:
+        """Changes of live leases; growing only when `is_settled`."""
+        queue = (self._pending, self._regions, self._touch)
+        return Resizing(self._holdings, self._capacity, self._placer, self._outlook, *queue)
 
     @property
     def mix_of(self) -> tuple[GpuRequest, ...]:
@@ -244,11 +259,11 @@ class Engine:
         return placement
 
     # -- the fleet
-    def _build(self, layout: Layout, leases: list[Lease]) -> None:
+    def _build(self, layout: Layout, leases: list[Lease], offers: Iterable[Offer]) -> None:
         self._layout = layout
         self._admission = Admission(layout)
         self._capacity = Capacity.idle(layout, max_load=self._policy.max_load)
-        self._holdings = Holdings(layout, leases)
+        self._holdings = Holdings(layout, leases, offers)
         self._capacity.take_all(self._holdings.parts())
         mix, band = self._stream.mix(layout), self._policy.cost_band
         self._placer = Placer(self._capacity, mix, cost_band=band, speeds=self._speed_costs())

@@ -1,8 +1,8 @@
-"""The live leases and what each takes of the fleet.
+"""The live leases, the open offers to move one, and what each takes of the fleet.
 
-Also what was placed and waits to be written: it holds its devices under the id of its claim. Knows which
-lease is next to expire and whose promise is next to be broken, without a look at the others. The next step
-is the turn of `engine.Engine`.
+Also what was placed and waits to be written: it holds its devices under the id of its claim. An offer belongs
+to its lease and ends with it. Knows which lease is next to expire and whose promise is next to be broken,
+without a look at the others. The next step is the turn of `engine.Engine`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from heapq import heappop, heappush
 from airflow_gpu_provider.broker.capacity import Part, part_of_lease
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import ClaimId, Lease, LeaseId
+from airflow_gpu_provider.broker.move import Offer
+from airflow_gpu_provider.broker.room import part_of_offer
 
 
 class Holdings:
-    """Leases by id, by claim and by node; parts belong to one layout."""
+    """Leases by id, by claim and by node, offers by lease; parts belong to one layout."""
 
-    def __init__(self, layout: Layout, leases: Iterable[Lease] = ()) -> None:
+    def __init__(self, layout: Layout, leases: Iterable[Lease] = (), offers: Iterable[Offer] = ()) -> None:
         self._layout = layout
         self._held: dict[LeaseId, tuple[Lease, Part]] = {}
         self._of_claim: dict[ClaimId, LeaseId] = {}
@@ -28,14 +30,22 @@ class Holdings:
         self._promising: dict[LeaseId, None] = {}
         self._expiries: list[tuple[datetime, LeaseId]] = []
         self._promises: list[tuple[datetime, LeaseId]] = []
+        self._offers: dict[LeaseId, tuple[Offer, Part]] = {}
         for lease in leases:
             self.add(lease)
+        for offer in offers:
+            self.hold(offer)
 
     def __iter__(self) -> Iterator[Lease]:
         return (lease for lease, _ in self._held.values())
 
     def __contains__(self, lease_id: LeaseId) -> bool:
         return lease_id in self._held
+
+    def get(self, lease_id: LeaseId) -> Lease | None:
+        """Return a live lease; None = it is unknown."""
+        found = self._held.get(lease_id)
+        return None if found is None else found[0]
 
     def serves(self, claim_id: ClaimId) -> bool:
         """Return whether the claim holds devices."""
@@ -47,12 +57,16 @@ class Holdings:
 
     def parts(self) -> list[Part]:
         """Return all that is taken."""
-        return [part for _, part in self._held.values()]
+        return [part for _, part in (*self._held.values(), *self._offers.values())]
 
     def parts_on(self, nodes: Iterable[int]) -> list[Part]:
         """Return what is taken on any of these nodes, each part once."""
-        ids = {lease_id: None for node in nodes for lease_id in self._on_node.get(node, ())}
-        return [self._held[lease_id][1] for lease_id in ids]
+        wanted, node_of = set(nodes), self._layout.node_of
+        ids = {lease_id: None for node in wanted for lease_id in self._on_node.get(node, ())}
+        offered = (part for _, part in self._offers.values())
+        return [self._held[lease_id][1] for lease_id in ids] + [
+            part for part in offered if any(int(node_of[bank]) in wanted for bank, _, _ in part.devices)
+        ]
 
     def add(self, lease: Lease, part: Part | None = None) -> Part:
         """Add a lease and return what it takes."""
@@ -68,7 +82,7 @@ class Holdings:
         return part
 
     def remove(self, lease_id: LeaseId) -> tuple[Lease, Part] | None:
-        """Forget a lease and return it with what it took; None = it is unknown."""
+        """Forget a lease and its offer; return it with what both took. None = it is unknown."""
         found = self._held.pop(lease_id, None)
         if found is None:
             return None
@@ -78,7 +92,33 @@ class Holdings:
         for node, _, _ in part.nodes:
             del self._on_node[node][lease_id]
         self._promising.pop(lease_id, None)
-        return found
+        offered = self.let_go(lease_id)
+        if offered is not None:
+            part = Part(part.devices + offered.devices, part.nodes + offered.nodes)
+        return lease, part
+
+    # -- offers
+    def hold(self, offer: Offer) -> Part:
+        """Keep what an offer needs beyond its lease, and return that."""
+        part = part_of_offer(self._layout, offer)
+        self._offers[offer.lease_id] = (offer, part)
+        return part
+
+    def offer_of(self, lease_id: LeaseId) -> Offer | None:
+        """Return the open offer of a lease."""
+        found = self._offers.get(lease_id)
+        return None if found is None else found[0]
+
+    def offers(self) -> list[Offer]:
+        """Return all open offers."""
+        return [offer for offer, _ in self._offers.values()]
+
+    def let_go(self, lease_id: LeaseId) -> Part | None:
+        """Forget the offer of a lease and return what it kept; None = there is none."""
+        found = self._offers.pop(lease_id, None)
+        return None if found is None else found[1]
+
+    # -- time
 
     def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
         """Move the end of a lease."""

@@ -225,3 +225,4 @@ class Decisions:
     rejections: tuple[Rejection, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     expired: tuple[LeaseId, ...] = ()
+    lapsed: tuple[LeaseId, ...] = ()  #: leases whose offer to move ran out

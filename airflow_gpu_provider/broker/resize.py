@@ -8,7 +8,7 @@ is the next step, `move`. Growing never takes what is kept for those who wait: `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
@@ -33,7 +33,34 @@ class Room(Protocol):
         ...
 
 
-MemoryDecision: TypeAlias = Resized | Offer | ResizeRefused
+Decision: TypeAlias = Resized | Offer | ResizeRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a lease should become: so much memory on each device, or so many members."""
+
+    memory_mib: int | None = None
+    gpus: int | None = None
+    leave: tuple[DeviceId, ...] = ()  #: the devices whose members go, with ``gpus``
+
+
+def resize(
+    lease: Lease,
+    wish: Wish,
+    room: Room,
+    now: datetime,
+    *,
+    open_offer: Offer | None = None,
+    policy: ResizePolicy | None = None,
+) -> Decision:
+    """Return what becomes of the lease by a wish, which may be told again."""
+    if (wish.memory_mib is None) == (wish.gpus is None):
+        return ResizeRefused("ask for memory or for a number of members, one of them at a time")
+    if wish.memory_mib is not None:
+        return resize_memory(lease, wish.memory_mib, room, now, open_offer=open_offer, policy=policy)
+    assert wish.gpus is not None
+    return resize_members(lease, wish.gpus, room, now, leave=wish.leave, open_offer=open_offer)
 
 
 def resize_memory(
@@ -44,7 +71,7 @@ def resize_memory(
     *,
     open_offer: Offer | None = None,
     policy: ResizePolicy | None = None,
-) -> MemoryDecision:
+) -> Decision:
     """Return the lease with so much memory on each device, or an offer to move, or why neither.
 
     Asking again for what an open offer would give returns that offer. Less memory is given back at once.
@@ -97,6 +124,8 @@ def resize_members(
         return ResizeRefused(f"asked {gpus} members: ask for 1 or more, or release the lease")
     if open_offer is not None and not open_offer.is_over(now):
         return _busy(open_offer)
+    if gpus == lease.request.gpus and not set(leave) & set(lease.devices):
+        return Resized(lease)  # done already
     if gpus > lease.request.gpus:
         return _ends(lease) if lease.ends_for is not None else _join(lease, gpus, room)
     return _leave(lease, gpus, tuple(leave))

@@ -1,0 +1,152 @@
+"""Change live leases: more or less of them, or a move, on what the engine keeps.
+
+What becomes of a lease is decided by `resize` and `move`; here it is taken from the free capacity and given
+back. A lease grows only into what a new claim at the end of the queue would see: what waiting claims keep is
+hidden from it. The old place stays the lease's own until a commit. The next step is the transaction of the
+server's leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from operator import attrgetter
+
+from airflow_gpu_provider.broker import move
+from airflow_gpu_provider.broker.capacity import Capacity
+from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.matching import match_degree
+from airflow_gpu_provider.broker.model import DeviceId, Lease, LeaseId
+from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused
+from airflow_gpu_provider.broker.pending import Pending
+from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.queue import Holds
+from airflow_gpu_provider.broker.regions import Regions
+from airflow_gpu_provider.broker.resize import Decision, Wish, resize
+from airflow_gpu_provider.broker.room import FreeRoom
+
+_NO_OFFER = ResizeRefused(
+    "no move of this lease is open: its offer ran out, was declined, or was never made; the old devices are "
+    "still held: go on there, or ask again"
+)
+
+
+class Resizing:
+    """Changes of the leases in some holdings. None, where a lease or decision is returned: it is not live."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        capacity: Capacity,
+        placer: Placer,
+        outlook: Outlook,
+        pending: Pending,
+        regions: Regions,
+        touch: Callable[[int], None],
+        policy: ResizePolicy | None = None,
+    ) -> None:
+        self._holdings = holdings
+        self._capacity = capacity
+        self._placer = placer
+        self._outlook = outlook
+        self._pending = pending
+        self._regions = regions
+        self._touch = touch
+        self._policy = policy
+
+    def resize(self, lease_id: LeaseId, wish: Wish, now: datetime) -> Decision | None:
+        """Change a lease by a wish at once, or offer it a move, or say why neither."""
+        lease = self._holdings.get(lease_id)
+        if lease is None:
+            return None
+        open_offer = self._holdings.offer_of(lease_id)
+        with self._room_for(lease, now) as room:
+            found = resize(lease, wish, room, now, open_offer=open_offer, policy=self._policy)
+        if isinstance(found, Resized):
+            self._become(lease, found.lease)
+        elif isinstance(found, Offer) and found != open_offer:
+            self.decline(lease_id)
+            self._capacity.take(self._holdings.hold(found))
+        return found
+
+    def accept(self, lease_id: LeaseId, now: datetime) -> Offer | ResizeRefused | None:
+        """Give the holder time to move to what it was offered."""
+        offer = self._holdings.offer_of(lease_id)
+        if offer is None:
+            return self._no_offer(lease_id)
+        found = move.accept(offer, now, self._policy)
+        if isinstance(found, Offer):
+            self._holdings.hold(found)
+        return found
+
+    def commit(self, lease_id: LeaseId, now: datetime) -> Resized | ResizeRefused | None:
+        """Let the lease be in its new place, and free the old one."""
+        lease, offer = self._holdings.get(lease_id), self._holdings.offer_of(lease_id)
+        if lease is None or offer is None:
+            return self._no_offer(lease_id)
+        found = move.commit(offer, lease, now)
+        if isinstance(found, Resized):
+            self._become(lease, found.lease)
+        return found
+
+    def decline(self, lease_id: LeaseId) -> Offer | None:
+        """Free the new place of an open offer and return the offer; the lease stays as it is."""
+        offer, part = self._holdings.offer_of(lease_id), self._holdings.let_go(lease_id)
+        if part is not None and offer is not None:
+            self._capacity.give(part)
+            self._touch_devices(offer.devices)
+        return offer
+
+    def lapse(self, now: datetime) -> tuple[LeaseId, ...]:
+        """Free the new places of the offers whose time ran out; return whose they were."""
+        over = tuple(offer.lease_id for offer in self._holdings.offers() if offer.is_over(now))
+        for lease_id in over:
+            self.decline(lease_id)
+        return over
+
+    def match_degree(self, lease: Lease) -> float:
+        """Return the degree of the weakest member that the fleet still has."""
+        layout, request = self._capacity.layout, lease.request
+        places = (layout.place_of.get(device) for device in lease.devices[: request.gpus])
+        speeds = (layout.device(*place).tflops for place in places if place)
+        return min((match_degree(speed, request.min_tflops) for speed in speeds), default=1.0)
+
+    def _no_offer(self, lease_id: LeaseId) -> ResizeRefused | None:
+        return None if self._holdings.get(lease_id) is None else _NO_OFFER
+
+    def _become(self, before: Lease, after: Lease) -> None:
+        """Give back all of the lease as it was, with what an offer kept for it, and take it as it is."""
+        if after == before:
+            return
+        found = self._holdings.remove(before.id)
+        assert found is not None
+        self._capacity.give(found[1])
+        self._capacity.take(self._holdings.add(after))
+        self._touch_devices(before.devices)
+
+    @contextmanager
+    def _room_for(self, lease: Lease, now: datetime) -> Iterator[FreeRoom]:
+        """Yield what is free behind all who wait for anything that the lease could grow into."""
+        any_size = replace(lease.request, memory_mib=0)
+        kinds = self._regions.of_kinds(self._placer.kinds(any_size)) | self._kinds_of(lease.devices)
+        holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
+        near = self._regions.around(kinds, self._pending.classes.values())
+        try:
+            for waiting in sorted(near, key=attrgetter("rank")):
+                holds.block(waiting.key)
+            yield FreeRoom(self._capacity, self._placer)
+        finally:
+            holds.let_go()
+
+    def _touch_devices(self, devices: Iterable[DeviceId]) -> None:
+        """Let the next turn look at those who wait for such devices, or share nodes with them."""
+        self._touch(self._kinds_of(devices))
+
+    def _kinds_of(self, devices: Iterable[DeviceId]) -> int:
+        layout = self._capacity.layout
+        places = (layout.place_of.get(device) for device in devices)
+        return self._regions.of_kinds({int(layout.kind_of[place[0]]) for place in places if place})

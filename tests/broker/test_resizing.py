@@ -1,0 +1,150 @@
+"""A lease grows on the engine's state behind those who wait, and has both places while it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import Claim, CyclePolicy, DeviceId, Fleet, Lease
+from airflow_gpu_provider.broker.move import Offer, Resized, ResizeRefused
+from airflow_gpu_provider.broker.resize import Wish
+
+from .builders import NOW, claim, fleet, fleet_of, lease, node
+
+V100_GIB, A100_GIB = 32, 80
+
+
+def wish_gib(gib: int) -> Wish:
+    return Wish(memory_mib=gib * 1024)
+
+
+def engine_of(some: Fleet, leases: Iterable[Lease] = (), claims: Iterable[Claim] = ()) -> Engine:
+    engine = Engine(CyclePolicy(), some, leases, claims)
+    engine.turn(NOW)
+    assert engine.is_settled
+    return engine
+
+
+def mixed() -> Fleet:
+    """A small device beside a large one."""
+    return fleet_of(node("a", 1, "V100"), node("b", 1, "A100"))
+
+
+def test_a_wish_is_for_one_thing_at_a_time() -> None:
+    engine = engine_of(fleet(), [held := lease("x", "n0/0")])
+    for wish in (Wish(), Wish(memory_mib=1, gpus=1)):
+        found = engine.resizing.resize(held.id, wish, NOW)
+        assert isinstance(found, ResizeRefused) and "one of them at a time" in found.reason
+
+
+def test_a_lease_grows_into_what_is_free_and_what_it_gives_back_is_given_to_those_who_wait() -> None:
+    engine = engine_of(fleet(1, 2), [held := lease("x", "n0/0")])
+    grown = engine.resizing.resize(held.id, Wish(gpus=2), NOW)
+    assert isinstance(grown, Resized) and grown.lease.devices == ("n0/0", "n0/1")
+    engine.submit(claim("waits"))
+    assert engine.turn(NOW).placements == ()
+    shrunk = engine.resizing.resize(held.id, Wish(gpus=1, leave=(DeviceId("n0/0"),)), NOW)
+    assert isinstance(shrunk, Resized) and shrunk.freed == ("n0/0",)
+    assert not engine.is_settled
+    (placement,) = engine.turn(NOW).placements
+    assert placement.devices == ("n0/0",)
+    engine.validate()
+
+
+def test_telling_a_wish_again_changes_nothing() -> None:
+    engine = engine_of(fleet(1, 3), [held := lease("x", "n0/0 n0/1")])
+    for wish in (Wish(gpus=3), Wish(gpus=2, leave=(DeviceId("n0/1"),)), wish_gib(4)):
+        first = engine.resizing.resize(held.id, wish, NOW)
+        engine.turn(NOW)
+        again = engine.resizing.resize(held.id, wish, NOW)
+        assert isinstance(first, Resized) and again == Resized(first.lease)
+        assert engine.is_settled, "nothing happened to anybody"
+
+
+def test_what_is_kept_for_a_waiting_gang_is_not_free_for_a_lease_that_grows() -> None:
+    engine = engine_of(fleet(1, 2), [held := lease("x", "n0/0")], [claim("gang", 2)])
+    found = engine.resizing.resize(held.id, Wish(gpus=2), NOW)
+    assert isinstance(found, ResizeRefused) and "no 1 free" in found.reason
+    engine.withdraw(claim("gang", 2).id)
+    engine.turn(NOW)
+    assert isinstance(engine.resizing.resize(held.id, Wish(gpus=2), NOW), Resized)
+
+
+def test_who_waits_for_other_devices_is_not_in_the_way() -> None:
+    some = fleet_of(node("a", 2, "V100"), node("b", 1, "A100"))
+    busy, held = lease("busy", "b/0"), lease("x", "a/0", model="V100")
+    engine = engine_of(some, [busy, held], [claim("waits", model="A100")])
+    assert isinstance(engine.resizing.resize(held.id, Wish(gpus=2), NOW), Resized)
+
+
+def test_both_places_are_held_until_the_commit_and_only_the_new_one_after_it() -> None:
+    engine = engine_of(mixed(), [held := lease("x", "a/0")])
+    offer = engine.resizing.resize(held.id, wish_gib(64), NOW)
+    assert isinstance(offer, Offer) and offer.moves == (("a/0", "b/0"),)
+    engine.submit(claim("one"))
+    engine.submit(claim("two"))
+    assert engine.turn(NOW).placements == ()
+    assert isinstance(engine.resizing.accept(held.id, NOW), Offer)
+    engine.validate()
+    done = engine.resizing.commit(held.id, NOW + timedelta(minutes=9))
+    assert isinstance(done, Resized) and done.lease.devices == ("b/0",)
+    (placement,) = engine.turn(NOW).placements
+    assert placement.devices == ("a/0",), "the old place is free, for one of them"
+    engine.validate()
+
+
+def test_an_offer_that_runs_out_or_is_declined_frees_the_new_place_and_leaves_the_lease() -> None:
+    for decline in (True, False):
+        engine = engine_of(mixed(), [held := lease("x", "a/0", expires_in_s=600)])
+        engine.resizing.resize(held.id, wish_gib(64), NOW)
+        engine.submit(claim("waits"))
+        if decline:
+            assert engine.resizing.decline(held.id) is not None
+        decisions = engine.turn(NOW + timedelta(seconds=60))
+        assert decisions.lapsed == (() if decline else (held.id,))
+        assert [each.devices for each in decisions.placements] == [("b/0",)]
+        for late in (engine.resizing.accept(held.id, NOW), engine.resizing.commit(held.id, NOW)):
+            assert isinstance(late, ResizeRefused) and "still held" in late.reason
+        engine.validate()
+
+
+def test_an_offer_ends_with_its_lease() -> None:
+    for by_time in (True, False):
+        engine = engine_of(mixed(), [held := lease("x", "a/0", expires_in_s=30)])
+        engine.resizing.resize(held.id, wish_gib(64), NOW)
+        if not by_time:
+            engine.end(held.id)
+        decisions = engine.turn(NOW + timedelta(seconds=90))
+        assert (len(decisions.expired), decisions.lapsed) == (int(by_time), ())
+        assert engine.resizing.accept(held.id, NOW) is None, "it is not live"
+        assert int(engine.capacity.milli.sum()) == 2000
+        engine.validate()
+
+
+def test_an_offer_outlives_changes_of_the_fleet_and_a_take_over() -> None:
+    some = mixed()
+    engine = engine_of(some, [held := lease("x", "a/0")])
+    offer = engine.resizing.resize(held.id, wish_gib(64), NOW)
+    assert isinstance(offer, Offer)
+    drained = fleet_of(some.nodes[0], replace(some.nodes[1], unavailable="drained"))
+    for seen in (drained, some, fleet_of(*some.nodes, node("c", 1)), fleet_of(some.nodes[0]), some):
+        engine.set_fleet(seen, NOW)
+        engine.validate()
+    assert int(engine.capacity.milli.sum()) == 0
+    heir = Engine(CyclePolicy(), some, [held], offers=[offer])
+    heir.submit(claim("waits"))
+    assert heir.turn(NOW).placements == ()
+    assert isinstance(heir.resizing.accept(held.id, NOW), Offer)
+    assert isinstance(heir.resizing.commit(held.id, NOW), Resized)
+    heir.validate()
+
+
+def test_the_match_degree_is_that_of_the_weakest_member_it_has_now() -> None:
+    some = fleet_of(node("a", 1, "A100"), node("b", 1, "V100"))
+    engine = engine_of(some, [held := lease("x", "a/0", min_tflops=35)])
+    assert engine.resizing.match_degree(held) == 1.0
+    grown = engine.resizing.resize(held.id, Wish(gpus=2), NOW)
+    assert isinstance(grown, Resized)
+    assert engine.resizing.match_degree(grown.lease) < 1.0
