@@ -156,6 +156,10 @@ class Capacity:
         """Return whether the whole gang fits."""
         return int(self.room(request, devices).sum()) >= request.gpus
 
+    def fits_one_of(self, request: GpuRequest, groups: Iterable[BoolArray]) -> bool:
+        """Return whether the whole gang fits on one of these groups of devices."""
+        return any(self.fits(request, devices) for devices in groups)
+
     def reopen(self, layout: Layout, nodes: Sequence[int], held: Iterable[Part], *, max_load: float) -> None:
         """Follow what was closed or opened on ``nodes``; ``held`` is all that is taken on any of them."""
         self.layout = layout

@@ -7,7 +7,7 @@ bring back; load; CPU and memory of the nodes; leases. The sentence is built in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,20 +27,23 @@ class Outlook:
         self.at_ease = Capacity(layout, layout.offered)
         self._cached: dict[Hashable, bool] = {}
 
-    def starts_by_waiting(self, key: Hashable, request: GpuRequest, devices: BoolArray) -> bool:
+    def starts_by_waiting(self, key: Hashable, request: GpuRequest, groups: Sequence[BoolArray]) -> bool:
         """Return whether the end of leases (and of load) is enough for a claim of this class to start."""
         known = self._cached.get(key)
         if known is None:
-            known = self._cached[key] = self.at_ease.fits(request, devices)
+            known = self._cached[key] = self.at_ease.fits_one_of(request, groups)
         return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suitable:
-    """The devices of a claim: all that suit its request, and those of them it does not exclude."""
+    """The devices of a claim: all that suit its request, and those of them it does not exclude, in groups.
 
-    all: BoolArray
-    allowed: BoolArray
+    One group must serve the whole claim (`placement.Placer.groups`).
+    """
+
+    all: Sequence[BoolArray]
+    allowed: Sequence[BoolArray]
 
 
 def diagnose(
@@ -49,15 +52,15 @@ def diagnose(
     """Return why the claim waits. ``visible`` is free for it, ``unheld`` is free without holds for others."""
     counts = _count(request, suitable, visible, unheld)
     allowed = suitable.allowed
-    if unheld.fits(request, allowed):
+    if unheld.fits_one_of(request, allowed):
         code = ReasonCode.BEHIND_HEAD
-    elif unheld.fits(request, suitable.all):
+    elif unheld.fits_one_of(request, suitable.all):
         code = ReasonCode.DEVICES_EXCLUDED
-    elif not outlook.at_ease.fits(request, allowed):
+    elif not outlook.at_ease.fits_one_of(request, allowed):
         code = ReasonCode.DEVICES_UNAVAILABLE
-    elif not outlook.idle.fits(request, allowed):
+    elif not outlook.idle.fits_one_of(request, allowed):
         code = ReasonCode.NODES_BUSY
-    elif counts.free + counts.held >= request.gpus:
+    elif max(int(unheld.free(request, each).sum()) for each in allowed) >= request.gpus:
         code = ReasonCode.HOST_FULL
     else:
         code = ReasonCode.DEVICES_LEASED
@@ -65,7 +68,8 @@ def diagnose(
 
 
 def _count(request: GpuRequest, suitable: Suitable, visible: Capacity, unheld: Capacity) -> reasons.Counts:
-    layout, allowed = visible.layout, suitable.allowed
+    layout, groups = visible.layout, suitable.allowed
+    allowed = _union(groups)
     free = visible.free(request, allowed)
     held = unheld.free(request, allowed) & ~free
     unavailable = allowed & ~layout.offered
@@ -77,9 +81,15 @@ def _count(request: GpuRequest, suitable: Suitable, visible: Capacity, unheld: C
         held=int(held.sum()),
         busy=int(busy.sum()),
         unavailable=int(unavailable.sum()),
-        excluded=int((suitable.all & ~allowed).sum()),
+        excluded=int((_union(suitable.all) & ~allowed).sum()),
+        alike=max(int((free & each).sum()) for each in groups) if len(groups) > 1 else None,
         why_unavailable=_why(layout, unavailable),
     )
+
+
+def _union(groups: Sequence[BoolArray]) -> BoolArray:
+    found: BoolArray = np.logical_or.reduce(groups)
+    return found
 
 
 def _why(layout: Layout, unavailable: BoolArray) -> Counter[str]:

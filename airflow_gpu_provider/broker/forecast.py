@@ -8,7 +8,7 @@ estimate that nothing promises would let later claims pass on a guess. The next 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +50,15 @@ class Forecast:
         if ends_in_s is not None:
             self._add_endings([(ends_in_s, part)])
 
-    def expect(self, request: GpuRequest, devices: BoolArray) -> Expected:
-        """Return when the request starts and what to keep for it, and book that."""
-        seconds = self._earliest(request, devices & ~self._spoken_for)
+    def expect(self, request: GpuRequest, groups: Sequence[BoolArray]) -> Expected:
+        """Return when the request starts on one of the groups and what to keep for it, and book that."""
+        countable = [devices & ~self._spoken_for for devices in groups]
+        seconds = self._earliest(request, countable)
         if seconds is None:
-            return self.expect_unknown(request, devices)
+            return self.expect_unknown(request, groups)
         then = self._then(seconds)
-        places = _nearest(self._free, then, request, devices & ~self._spoken_for)
+        devices = next(each for each in countable if then.fits(request, each))
+        places = _nearest(self._free, then, request, devices)
         part = part_of(self._free.layout, request, places)
         keep = Part(part.devices, tuple(self._not_yet_freed(row, then) for row in part.nodes))
         for node, cpu, memory in part.nodes:
@@ -65,14 +67,24 @@ class Forecast:
         self.book(part, None if request.max_runtime_s is None else seconds + request.max_runtime_s)
         return Expected(seconds, keep)
 
-    def expect_unknown(self, request: GpuRequest, devices: BoolArray) -> Expected:
-        """Return what to keep for a claim whose start nothing promises: it takes devices as they come."""
-        places = _nearest(self._free, self._idle, request, devices)
+    def expect_unknown(self, request: GpuRequest, groups: Sequence[BoolArray]) -> Expected:
+        """Return what to keep for a claim whose start nothing promises: it takes devices as they come.
+
+        It waits for the group of which it lacks least, of equal ones for the largest.
+        """
+        usable = [each for each in groups if self._idle.fits(request, each)] or groups
+        near = [(_nearest(self._free, self._idle, request, each), each) for each in usable]
+        places, devices = min(near, key=lambda each: (self._lacking(request, each[0]), -int(each[1].sum())))
         partly_free = [place for place in places if self._free.milli[place] > 0]
         keep = part_of(self._free.layout, request, partly_free)
         self._free.take(keep)
         self._spoken_for |= devices
         return Expected(None, keep)
+
+    def _lacking(self, request: GpuRequest, places: Iterable[Place]) -> int:
+        return request.gpus * request.milli - sum(
+            min(request.milli, max(0, int(self._free.milli[place]))) for place in places
+        )
 
     def _not_yet_freed(self, need: tuple[int, int, int], then: Capacity) -> tuple[int, int, int]:
         """Return what of a node's need no lease brings that ends by ``then``: only that is kept now."""
@@ -82,15 +94,15 @@ class Forecast:
         freed_memory = max(0, int(then.memory[node] - self._free.memory[node]) - booked_memory)
         return node, max(0, cpu - freed_cpu), max(0, memory - freed_memory)
 
-    def _earliest(self, request: GpuRequest, devices: BoolArray) -> float | None:
+    def _earliest(self, request: GpuRequest, groups: Sequence[BoolArray]) -> float | None:
         times: FloatArray = np.unique(np.append(self._at, 0.0))
         first, last = 0, len(times) - 1
-        if not self._then(float(times[last])).fits(request, devices):
+        if not self._then(float(times[last])).fits_one_of(request, groups):
             return None
         # What is free only grows with time (bookings count from now), hence bisection.
         while first < last:
             middle = (first + last) // 2
-            if self._then(float(times[middle])).fits(request, devices):
+            if self._then(float(times[middle])).fits_one_of(request, groups):
                 last = middle
             else:
                 first = middle + 1

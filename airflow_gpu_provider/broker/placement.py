@@ -1,10 +1,10 @@
 """Choose devices for a request: best match first, then least cost, then least load within the cost band.
 
 A gang gets all its devices or none: on one bank if any has room, else on the nodes of one host, else
-anywhere (`spread`). A worse match degree is looked at only when no better one can take the whole gang.
-Costs are kept per request class and shape of bank, and computed again only for shapes not seen before: the
-time of a choice depends on how many shapes there are, not on how many nodes. The placer chooses;
-`capacity.Capacity.take` makes it so.
+anywhere (`spread`); of one speed where it can be (`alike`). A worse match degree is looked at only when no
+better one can take the whole gang. Costs are kept per request class and shape of bank, and computed again
+only for shapes not seen before: the time of a choice depends on how many shapes there are, not on how many
+nodes. The placer chooses; `capacity.Capacity.take` makes it so.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from airflow_gpu_provider.broker.alike import Group, groups_of
 from airflow_gpu_provider.broker.capacity import Capacity, Place
 from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share, mismatch
 from airflow_gpu_provider.broker.fragmentation import Mix
@@ -46,6 +47,7 @@ class _Class:
     degrees: tuple[float, ...]
     by_kind: FloatArray  #: [K] cost of the mismatch, infinite where the kind does not suit
     kinds: tuple[int, ...]
+    groups: tuple[Group, ...]
     #: banks that it may use whole; None = all of its kinds
     banks: IntArray | None
     #: banks that it may use in part
@@ -65,6 +67,7 @@ class Placer:
         self, capacity: Capacity, mix: Mix, *, cost_band: float, speeds: SpeedCosts | None = None
     ) -> None:
         self._capacity = capacity
+        self._empty = Capacity.empty(capacity.layout)
         self._speeds = speeds or SpeedCosts(capacity.layout.kinds)
         self._size = int(capacity.layout.offered.sum()) * WHOLE_DEVICE
         self._cost_band = cost_band
@@ -113,6 +116,10 @@ class Placer:
         """Return the devices that suit a request, free or not."""
         return self._of_class(request, excluded).suits.devices
 
+    def groups(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> list[BoolArray]:
+        """Return the groups of suitable devices, of which one must serve the whole request."""
+        return [group.devices for group in self._of_class(request, excluded).groups]
+
     def kinds(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> tuple[int, ...]:
         """Return the kinds of the devices that suit a request."""
         return self._of_class(request, excluded).kinds
@@ -120,7 +127,8 @@ class Placer:
     def _is_hopeless(self, kept: _Class) -> bool:
         """Tell at once what the sums of free shares rule out: most looks at a full fleet."""
         free, request = self._capacity.free_of_kind, kept.request
-        return sum(free[kind] for kind in kept.kinds) < request.gpus * request.milli
+        most = max(sum(free[kind] for kind in group.kinds) for group in kept.groups)
+        return most < request.gpus * request.milli
 
     # -- classes
     def _of_class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
@@ -139,10 +147,13 @@ class Placer:
 
     def _class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
         layout = self._capacity.layout
-        suits = candidates(layout, request, excluded, speeds=self._speeds.speeds(request.task_class))
+        speeds = self._speeds.speeds(request.task_class)
+        suits = candidates(layout, request, excluded, speeds=speeds)
         some, every = suits.devices.any(axis=1), (suits.devices == layout.exists).all(axis=1)
         kinds = np.unique(layout.kind_of[some])
         is_whole = bool(every[np.isin(layout.kind_of, kinds)].all())
+        by_kind = np.full(len(layout.kinds), np.inf)
+        by_kind[kinds] = mismatch(layout, request, speeds)[kinds]
         degree_of_kind = np.zeros(len(layout.kinds))
         degree_of_kind[layout.kind_of] = suits.degree
         return _Class(
@@ -150,19 +161,13 @@ class Placer:
             suits=suits,
             degree_of_kind=degree_of_kind,
             degrees=tuple(np.unique(suits.degree[some])[::-1].tolist()),
-            by_kind=self._by_kind(request, suits),
+            by_kind=by_kind,
             kinds=tuple(kinds.tolist()),
+            groups=groups_of(self._empty, request, suits.devices),
             banks=None if is_whole else np.flatnonzero(some & every),
             partial=np.flatnonzero(some & ~every),
             needs_host=request.cpu_cores > 0 or request.host_memory_mib > 0,
         )
-
-    def _by_kind(self, request: GpuRequest, suits: Candidates) -> FloatArray:
-        layout = self._capacity.layout
-        kinds = np.zeros(len(layout.kinds), np.bool_)
-        kinds[layout.kind_of[suits.devices.any(axis=1)]] = True
-        speeds = self._speeds.speeds(request.task_class)
-        return np.where(kinds, mismatch(layout, request, speeds), np.inf)
 
     # -- costs of shapes not seen before
     def _refresh(self, kept: _Class) -> None:
@@ -208,9 +213,8 @@ class Placer:
         self._fragments_read = (shapes.generation, len(shapes.renamed))
         unknown = shape[np.isnan(known[shape])]
         if len(unknown):
-            known[unknown] = self.mix.fragments(
-                shapes.kind[unknown], shapes.cpu[unknown], shapes.milli[unknown]
-            )
+            kind, cpu, milli = shapes.kind[unknown], shapes.cpu[unknown], shapes.milli[unknown]
+            known[unknown] = self.mix.fragments(kind, cpu, milli)
         return known[shape]
 
     # -- choices
@@ -224,8 +228,7 @@ class Placer:
             free = kept.suits.devices[bank] & capacity.open[bank]
             slot = int(np.flatnonzero(free & (capacity.milli[bank] == share))[0])
             return Found(((bank, slot),), degree)
-        places = slots_of(capacity, bank, request, kept.suits.devices, request.gpus)
-        return Found(tuple(places), degree)
+        return Found(tuple(slots_of(capacity, bank, request, kept.suits.devices, request.gpus)), degree)
 
     def _of_shapes(self, kept: _Class, degree: float) -> tuple[int, int] | None:
         shapes = self._shapes
@@ -278,12 +281,13 @@ class Placer:
     def _over_nodes(self, kept: _Class, degree: float) -> Found | None:
         if kept.request.gpus < 2 or not self._may_fit(kept, degree):
             return None
-        places = Spread(self._capacity, kept.request, kept.by_kind + self._scarcity).places(
-            kept.suits.of_degree(degree)
-        )
-        if not places:
-            return None
-        return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))
+        by_kind = kept.by_kind + self._scarcity
+        spread, good = Spread(self._capacity, kept.request, by_kind), kept.suits.of_degree(degree)
+        for group in sorted(kept.groups, key=lambda group: min(by_kind[list(group.kinds)])):
+            places = spread.places(group.devices & good)
+            if places:
+                return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))
+        return None
 
     def _may_fit(self, kept: _Class, degree: float) -> bool:
         """Bound the members from above by the shapes: a look at every node is worth it only below that."""

@@ -146,8 +146,8 @@ def after_preemption(claim: Claim, by: ClaimId) -> Claim:
     return replace(claim, preemptions=claim.preemptions + 1, preempted_by=claim.preempted_by | {by})
 
 
-def fits_without(capacity: Capacity, request: GpuRequest, devices: BoolArray) -> Fits:
-    """Return the test on what the claim sees as free, its own holds included; ``devices`` suit it."""
+def fits_without(capacity: Capacity, request: GpuRequest, *groups: BoolArray) -> Fits:
+    """Return the test on what the claim sees as free, its own holds included; one of ``groups`` must do."""
     trial = capacity.copy()
     cached_parts: dict[LeaseId, Part] = {}
 
@@ -160,7 +160,7 @@ def fits_without(capacity: Capacity, request: GpuRequest, devices: BoolArray) ->
         parts = [part_of_one(lease) for lease in leases]
         for part in parts:
             trial.give(part)
-        found = trial.fits(request, devices)
+        found = trial.fits_one_of(request, groups)
         for part in parts:
             trial.take(part)
         return found

@@ -9,7 +9,7 @@ devices) holds nothing, or it would idle the rest. The next step is `cycle.decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TypeAlias
@@ -100,10 +100,10 @@ class Holds:
         request, excluded = key
         if self._has_nothing_to_hold(key):
             return NOTHING
-        devices = self._placer.suitable(request, excluded)
-        if not self._outlook.starts_by_waiting(key, key[0], devices):
+        groups = self._placer.groups(request, excluded)
+        if not self._outlook.starts_by_waiting(key, key[0], groups):
             return NOTHING
-        expected = self._expect(request, devices)
+        expected = self._expect(request, groups)
         kept = self._capacity.hide(expected.keep)
         if kept.devices or kept.nodes:
             self._holds.append(_Hold(kept, expected.starts_in_s))
@@ -133,7 +133,8 @@ class Holds:
     def wants(self, key: ClassKey) -> BoolArray:
         """Return the devices that a claim of this class could use once leases end."""
         devices = self._placer.suitable(*key)
-        return devices if self._outlook.starts_by_waiting(key, key[0], devices) else np.zeros_like(devices)
+        waits = self._outlook.starts_by_waiting(key, key[0], self._placer.groups(*key))
+        return devices if waits else np.zeros_like(devices)
 
     def let_go(self) -> None:
         """Give all holds back."""
@@ -151,14 +152,14 @@ class Holds:
             return False
         return capacity.layout.is_one_kind_a_node or not (request.cpu_cores or request.host_memory_mib)
 
-    def _expect(self, request: GpuRequest, devices: BoolArray) -> Expected:
+    def _expect(self, request: GpuRequest, groups: Sequence[BoolArray]) -> Expected:
         if self._forecast is None:
             begun = [(seconds, part) for part, seconds in self._begun if seconds is not None]
             self._forecast = Forecast(self._capacity, self._outlook.idle, [*self._endings(), *begun])
         self._forecasts += 1
         if self._forecasts > _FORECAST_DEPTH:
-            return self._forecast.expect_unknown(request, devices)
-        return self._forecast.expect(request, devices)
+            return self._forecast.expect_unknown(request, groups)
+        return self._forecast.expect(request, groups)
 
 
 def _ends_before(max_runtime_s: float, hold: _Hold) -> bool:

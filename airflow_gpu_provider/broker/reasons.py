@@ -149,6 +149,7 @@ class Counts:
     busy: int = 0  #: on nodes whose load is too high
     unavailable: int = 0
     excluded: int = 0
+    alike: int | None = None  #: the most free ones of one speed, for a gang that may not mix speeds
     why_unavailable: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -171,9 +172,10 @@ class Counts:
 
 def waits(code: ReasonCode, request: GpuRequest, counts: Counts, *, max_load: float) -> Reason:
     """Return the reason of a claim that fits the fleet but cannot start now."""
-    missing = max(1, request.gpus - counts.free)
+    missing = max(1, request.gpus - (counts.free if counts.alike is None else counts.alike))
+    of_one = "" if counts.alike is None else " of one speed"
     unblocks = {
-        ReasonCode.DEVICES_LEASED: f"starts when {missing} more can be had",
+        ReasonCode.DEVICES_LEASED: f"starts when {missing} more{of_one} can be had",
         ReasonCode.DEVICES_UNAVAILABLE: "leased ones alone are too few: undrain or repair devices",
         ReasonCode.NODES_BUSY: f"starts when the load of nodes falls below {max_load:.0%}",
         ReasonCode.HOST_FULL: f"their nodes lack {_host_share(request) or 'CPU or memory'} until leases end",

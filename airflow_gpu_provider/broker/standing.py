@@ -58,18 +58,18 @@ class _Report:
 
     def _diagnose(self, key: ClassKey) -> Reason:
         request, excluded = key
-        suitable = Suitable(self._placer.suitable(request), self._placer.suitable(request, excluded))
+        suitable = Suitable(self._placer.groups(request), self._placer.groups(request, excluded))
         return diagnose(request, suitable, visible=self._visible, unheld=self._unheld, outlook=self._outlook)
 
     def _expect(self, key: ClassKey) -> Expected:
         if key in self._unknown:
             return NOTHING
-        request, devices = key[0], self._placer.suitable(*key)
+        request, groups = key[0], self._placer.groups(*key)
         self._forecasts += 1
-        if self._forecasts > _FORECAST_DEPTH or not self._outlook.starts_by_waiting(key, request, devices):
+        if self._forecasts > _FORECAST_DEPTH or not self._outlook.starts_by_waiting(key, request, groups):
             self._unknown.add(key)
             return NOTHING
-        expected = self._forecast.expect(request, devices)
+        expected = self._forecast.expect(request, groups)
         if expected.starts_in_s is None:
             self._unknown.add(key)
         return expected

@@ -7,7 +7,20 @@ import pytest
 from airflow_gpu_provider.broker.cycle import decide
 from airflow_gpu_provider.broker.model import CyclePolicy, Snapshot
 
-from .builders import NOW, claim, fleet, fleet_of, lease, node, placed, request, singles, snapshot, waiting
+from .builders import (
+    NOW,
+    claim,
+    device,
+    fleet,
+    fleet_of,
+    lease,
+    node,
+    placed,
+    request,
+    singles,
+    snapshot,
+    waiting,
+)
 from .conftest import Cycle
 
 
@@ -41,6 +54,25 @@ def test_a_gang_prefers_alike_devices_and_mixes_only_when_it_must(cycle: Cycle) 
     devices = placed(cycle(some, [claim("three", 3)]))["three"]
     assert sorted(devices) == ["m/1", "m/3", "v/0"]
     assert len(placed(cycle(some, [claim("five", 5)]))["five"]) == 5
+
+
+def test_a_gang_waits_for_devices_of_one_speed_where_the_fleet_has_enough_of_them(cycle: Cycle) -> None:
+    """It works at the pace of its slowest member: on mixed models the fast ones would idle."""
+    some = fleet_of(node("a", 4, "A100"), node("v", 4, "V100"))
+    busy = singles(2, on="a") + singles(3, on="v")
+    decisions = cycle(some, [claim("gang", 3), claim("single")], busy)
+    assert list(placed(decisions)) == ["single"], "what the gang does not wait for is not kept for it"
+    assert waiting(decisions)["gang"].reason.text == (
+        "asked 3 GPUs; of 8 suitable devices 2 free, 6 leased; starts when 1 more of one speed can be had"
+    )
+    assert len(placed(cycle(some, [claim("gang", 3)], busy[1:]))["gang"]) == 3
+
+
+def test_a_gang_may_mix_models_of_one_speed(cycle: Cycle) -> None:
+    large = node("large", 0)
+    devices = tuple(device("large", index, memory_mib=40_960) for index in range(2))
+    some = fleet_of(node("a", 2), replace(large, devices=devices))
+    assert len(placed(cycle(some, [claim("gang", 4)]))["gang"]) == 4
 
 
 def test_a_claim_bound_to_a_host_uses_only_its_nodes(cycle: Cycle) -> None:
