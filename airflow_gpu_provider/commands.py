@@ -6,8 +6,7 @@ import argparse
 import getpass
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from airflow.cli.simple_table import AirflowConsole
@@ -124,34 +123,23 @@ def token(args: argparse.Namespace) -> None:
 def broker(args: argparse.Namespace) -> None:
     """Serve the broker until stopped."""
     import uvicorn
-    from fastapi import FastAPI
 
-    from airflow_gpu_provider.server.app import create_app
+    from airflow_gpu_provider.server.app import create_app, standalone
     from airflow_gpu_provider.server.broker import Broker
     from airflow_gpu_provider.server.reconciler import airflow_task_states
-    from airflow_gpu_provider.wire import API_PREFIX
 
     settings = Settings.load()
     settings.signing_key()  # fail here, not at the first request
     app = create_app(lambda: Broker(settings, task_states=airflow_task_states), people=False)
-    # The same path as on the API server, so that a connection needs no other URL. A mounted app's own
-    # lifespan is not run, hence the outer one's is.
-
-    @asynccontextmanager
-    async def lifespan(_outer: FastAPI) -> AsyncIterator[None]:
-        async with app.router.lifespan_context(app):
-            yield
-
-    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    outer.mount(API_PREFIX, app)
     # Long-polls are asked again: they must not keep a stopping replica from stopping.
     # A line for each of a thousand calls a second tells nobody anything.
     uvicorn.run(
-        outer,
+        standalone(app),
         host=args.host,
         port=args.port,
         log_level="info",
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
     )
 

@@ -13,12 +13,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from airflow_gpu_provider.server import agents_api, claims_api, people_api
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.programs import Programs
+from airflow_gpu_provider.wire import API_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,24 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
         from airflow_gpu_provider.server import ui_api
 
         app.include_router(ui_api.router)
-    app.add_middleware(SayWhyDown, state=app.state)
+    app.add_middleware(Programs, owner=app, routes=app.routes)
     return app
+
+
+def standalone(app: FastAPI) -> ASGIApp:
+    """Return the app for a server of its own, under the same path as on Airflow's API server."""
+    programs = Programs(app, owner=app, routes=app.routes)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await app(scope, receive, send)
+        elif scope["path"].startswith(f"{API_PREFIX}/"):
+            scope["root_path"] = API_PREFIX
+            await programs(scope, receive, send)
+        else:
+            await JSONResponse({"detail": f"The broker is at {API_PREFIX}."}, 404)(scope, receive, send)
+
+    return serve
 
 
 async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
@@ -64,24 +81,6 @@ async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
         else:
             app.state.broker = broker
             return
-
-
-class SayWhyDown:
-    """Answers 503 while the broker does not run. Plain ASGI, since it is in the path of every call."""
-
-    def __init__(self, app: ASGIApp, state: State) -> None:
-        self._app = app
-        self._state = state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, or answer it."""
-        if scope["type"] != "http" or getattr(self._state, "broker", None) is not None:
-            await self._app(scope, receive, send)
-            return
-        # Whoever asks is not identified yet: the reason stays in the log.
-        message = "The GPU broker is not running; the log of the API server says why."
-        detail = {"detail": {"reason": "broker_unavailable", "message": message}}
-        await JSONResponse(detail, 503)(scope, receive, send)
 
 
 def airflow_app() -> FastAPI:

@@ -23,9 +23,11 @@ from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk, NotLeading
+from airflow_gpu_provider.server.draft import Asked
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.leader import Leader
+from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.wakeup import Wakeup
@@ -78,6 +80,7 @@ class Broker:
         self.leadership = Leadership(self.engine, me, ttl_s)
         self.nodes = NodeStore(self.engine, me)
         self.drains = Drains(DrainStore(self.engine), self.mirror, clock)
+        self._cached_outbox: Outbox | None = None
         self.desk = Desk(
             settings, self.store, clock=clock, wake=self.wakeup.ring_leader, decided=self.watches.ring
         )
@@ -242,13 +245,21 @@ class Broker:
     async def _ask(self, request: Request, otherwise: Callable[[], T]) -> Entry | T:
         """Serve a request at the desk, or through the tables when the desk is closed or does not know."""
         try:
-            return await asyncio.wrap_future(self.desk.ask(request))
+            answer = self._outbox().expect()
+            self.desk.put(Asked(request, answer))
+            return await answer.future
         except (NotLeading, InvalidRequest, LeaseLost) as error:
             # What is not on the board may be over: the tables also know how it ended. Any other refusal
             # stands, or a request that cannot be judged would be stored and asked again and again.
             if error.reason not in _ASK_THE_TABLES:
                 raise
             return await run_in_threadpool(otherwise)
+
+    def _outbox(self) -> Outbox:
+        loop = asyncio.get_running_loop()
+        if self._cached_outbox is None or self._cached_outbox.loop is not loop:
+            self._cached_outbox = Outbox(loop)
+        return self._cached_outbox
 
     def _retry(self, request: Submit) -> Submit:
         """Complete the request of a later try: what failed before, and what may be taken over."""

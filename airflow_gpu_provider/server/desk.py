@@ -23,6 +23,7 @@ from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Plac
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
 from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
+from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.draft import Asked, Draft, fail
 from airflow_gpu_provider.server.requests import Request, Submit, apply
 from airflow_gpu_provider.store.endings import Ending
@@ -61,6 +62,7 @@ class Desk:
         self._wake = wake
         self._decided = decided
         self._queue: deque[Asked] = deque()
+        self.crowd = Crowd(self._queue)
         self._lock = threading.Lock()
         self._is_open = False
         self._alone = 0  #: so many of the next turns take one request each
@@ -68,14 +70,19 @@ class Desk:
     # -- any thread
     def ask(self, request: Request) -> Future[Entry]:
         """Queue a request for the next turn. The future raises NotLeading when there will be none."""
-        asked = Asked(request, Future())
+        answer: Future[Entry] = Future()
+        self.put(Asked(request, answer))
+        return answer
+
+    def put(self, asked: Asked) -> None:
+        """Queue a request for the next turn; its answer is NotLeading when there will be none."""
         with self._lock:
             if self._is_open:
                 self._queue.append(asked)
-                self._wake()
-                return asked.answer
+                if len(self._queue) >= self.crowd.awaited:
+                    self._wake()
+                return
         asked.answer.set_exception(NotLeading("This replica does not lead."))
-        return asked.answer
 
     def submitted_keys(self) -> list[tuple[str, str, str, int, int]]:
         """Return the task tries of queued claims that were tried before."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from airflow_gpu_provider.server.board import Entry
+from airflow_gpu_provider.server.outbox import Expected
 from airflow_gpu_provider.server.requests import Request
 from airflow_gpu_provider.store.turns import Turn
 
@@ -16,7 +17,7 @@ class Asked:
     """A request and where its answer goes."""
 
     request: Request
-    answer: Future[Entry]
+    answer: Future[Entry] | Expected
     attempts: int = 0
 
     def begin(self) -> bool:

@@ -120,6 +120,7 @@ class Leader(threading.Thread):
                 self._next_events = time.monotonic() + _LOOK_S
                 self._take_events(self._term)
             self._see_fleet()
+            self._desk.crowd.gather(self._wakeup.wait_for_work)
             if self._desk.turn(self._term):
                 self._wakeup.ring_leader()  # what was postponed, or can start now
         if time.monotonic() >= self._next_upkeep:

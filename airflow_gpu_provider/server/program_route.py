@@ -1,7 +1,7 @@
 """A route for programs: identity first, then the body, then the call; every refusal teaches.
 
-Plain Starlette: these routes answer thousands of calls a second, and FastAPI's resolution of dependencies
-costs more than the calls themselves. The routes for people keep it, see `ui_api`.
+Plain ASGI: these routes answer thousands of calls a second, and the layers of a web framework cost more than
+the calls themselves. `programs` finds them by their path; the routes for people keep FastAPI, see `ui_api`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import parse_qs
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from airflow_gpu_provider.exceptions import (
     BrokerUnavailable,
@@ -57,17 +59,19 @@ _STATUS: tuple[tuple[type[GpuProviderError], int], ...] = (
 class Call:
     """An identified request."""
 
-    request: Request
+    scope: Scope
+    receive: Receive
     broker: Broker
     identity: Identity
 
     def path(self, name: str) -> str:
         """Return a part of the path."""
-        return str(self.request.path_params[name])
+        return str(self.scope["path_params"][name])
 
     def seconds(self, name: str, *, most: float) -> float:
         """Return a length of time of the query, 0 where it is not given."""
-        text = self.request.query_params.get(name, "0")
+        query: bytes = self.scope["query_string"]
+        text = parse_qs(query.decode("latin-1")).get(name, ["0"])[-1] if query else "0"
         try:
             value = float(text)
         except ValueError:
@@ -79,47 +83,76 @@ class Call:
     async def body(self, model: type[Body]) -> Body:
         """Return the JSON body; raise BodyRefused that names every wrong field."""
         try:
-            return model.model_validate_json(await self.request.body())
+            return model.model_validate_json(await self._content())
         except ValidationError as error:
             raise BodyRefused(wrong_fields(error)) from None
 
+    async def _content(self) -> bytes:
+        parts = []
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
-def program_route(method: str, path: str, call: Callable[[Call], Awaitable[Answer]], *roles: Role) -> Route:
-    """Return a route that lets only these roles (and admins) call."""
 
-    async def endpoint(request: Request) -> Response:
-        broker: Broker = request.app.state.broker
+class Endpoint:
+    """A call with those who may make it, as an ASGI application."""
+
+    def __init__(self, call: Callable[[Call], Awaitable[Answer]], roles: Sequence[Role]) -> None:
+        self._call = call
+        self._roles = (*roles, Role.ADMIN)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        broker: Broker = scope["app"].state.broker
         try:
-            identity = identify(broker.signing_key, request.headers.get("authorization", ""))
-            if identity.role not in (*roles, Role.ADMIN):
-                allowed = " or ".join(role.value for role in (*roles, Role.ADMIN))
+            identity = identify(broker.signing_key, _authorization(scope))
+            if identity.role not in self._roles:
+                allowed = " or ".join(role.value for role in self._roles)
                 raise Forbidden(
                     f"This token's role is {identity.role.value}; this call needs {allowed}.",
                     reason="wrong_role",
                 )
-            return _answer(await call(Call(request, broker, identity)))
+            content = _json(await self._call(Call(scope, receive, broker, identity)))
+        except ClientDisconnect:
+            return  # nobody is left to answer
         except GpuProviderError as error:
-            return _refusal(error)
+            await _refusal(error)(scope, receive, send)
         except SQLAlchemyError as error:
-            log.exception("%s %s failed in the database", method, path)
+            log.exception("%s %s failed in the database", scope["method"], scope["path"])
             kind = error.__class__.__name__
-            return _refusal(BrokerUnavailable(f"The broker's database failed: {kind}.", reason="database"))
+            down = BrokerUnavailable(f"The broker's database failed: {kind}.", reason="database")
+            await _refusal(down)(scope, receive, send)
+        else:
+            length = str(len(content)).encode()
+            headers = [(b"content-length", length), (b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
 
-    return Route(path, endpoint, methods=[method])
+
+def program_route(method: str, path: str, call: Callable[[Call], Awaitable[Answer]], *roles: Role) -> Route:
+    """Return a route that lets only these roles (and admins) call."""
+    return Route(path, Endpoint(call, roles), methods=[method])
 
 
-def _answer(answer: Answer) -> Response:
+def _authorization(scope: Scope) -> str:
+    values: list[bytes] = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if values else ""
+
+
+def _json(answer: Answer) -> bytes:
     if isinstance(answer, BaseModel):
-        content = answer.__pydantic_serializer__.to_json(answer)
-    else:
-        content = _ANY.dump_json(answer)
-    return Response(content, media_type="application/json")
+        return answer.__pydantic_serializer__.to_json(answer)
+    return _ANY.dump_json(answer)
 
 
 _ANY: TypeAdapter[object] = TypeAdapter(object)
 
 
-def _refusal(error: GpuProviderError) -> Response:
+def _refusal(error: GpuProviderError) -> JSONResponse:
     if isinstance(error, IdentityRefused):
         # A wrong secret of a lease is no wrong token: the caller is known.
         code = 403 if error.reason == "lease_secret" else 401
