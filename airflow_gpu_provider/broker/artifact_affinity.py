@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from airflow_gpu_provider.broker import reasons
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
 from airflow_gpu_provider.broker.model import Fleet, GpuRequest, Node, Reason, ReasonCode
 
 #: Artifacts named in a sentence before the rest is only counted.
@@ -47,8 +47,16 @@ def affinity_cost(
 ) -> FloatArray:
     """Return for each node what the lack of artifacts adds to the cost of the whole gang, in milli-GPU."""
     weight = (policy or AffinityPolicy()).weight
-    cost: FloatArray = lacking(nodes, request) * (weight * request.gpus * request.milli)
+    cost: FloatArray = lacking(nodes, request) * (weight * request.gpus * _shares(nodes, request))
     return cost
+
+
+def _shares(nodes: Sequence[Node], request: GpuRequest) -> int | IntArray:
+    """Return what a member takes of a device of each node, of its largest one where they differ."""
+    if not request.is_by_memory:
+        return request.milli
+    sizes = (max((device.memory_mib for device in node.devices), default=0) for node in nodes)
+    return np.array([request.milli_on(size) for size in sizes], np.int64)
 
 
 def holders(nodes: Sequence[Node], request: GpuRequest) -> BoolArray | None:

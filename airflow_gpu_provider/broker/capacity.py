@@ -35,12 +35,17 @@ class Part:
     nodes: tuple[tuple[int, int, int], ...]  #: node, milli-cores, MiB
 
 
-def part_of(layout: Layout, request: GpuRequest, places: Sequence[Place]) -> Part:
-    """Return what a request takes when it has these devices."""
+def part_of(layout: Layout, request: GpuRequest, places: Sequence[Place], shares: Sequence[int] = ()) -> Part:
+    """Return what a request takes when it has these devices, or ``shares`` of them."""
     on_node = Counter(int(layout.node_of[bank]) for bank, _ in places)
     cpu = millicores(request.cpu_cores)
+    if not shares:
+        by_memory = request.is_by_memory
+        shares = (
+            [layout.share_at(b, request) for b, _ in places] if by_memory else [request.milli] * len(places)
+        )
     return Part(
-        tuple((bank, slot, request.milli) for bank, slot in places),
+        tuple((bank, slot, milli) for (bank, slot), milli in zip(places, shares, strict=True)),
         tuple(
             (
                 node,
@@ -54,8 +59,9 @@ def part_of(layout: Layout, request: GpuRequest, places: Sequence[Place]) -> Par
 
 def part_of_lease(layout: Layout, lease: Lease) -> Part:
     """Return what a lease holds of this fleet; devices that left the fleet hold nothing of it."""
-    places = [layout.place_of[device] for device in lease.devices if device in layout.place_of]
-    return part_of(layout, lease.request, places)
+    here = [number for number, device in enumerate(lease.devices) if device in layout.place_of]
+    places = [layout.place_of[lease.devices[number]] for number in here]
+    return part_of(layout, lease.request, places, [lease.shares[n] for n in here] if lease.shares else ())
 
 
 def is_open(layout: Layout, max_load: float) -> BoolArray:
@@ -135,7 +141,7 @@ class Capacity:
 
     def free(self, request: GpuRequest, devices: BoolArray) -> BoolArray:
         """Return which of ``devices`` have the share that a member needs, whatever their node has left."""
-        found: BoolArray = devices & self.open & (self.milli >= request.milli)
+        found: BoolArray = devices & self.open & (self.milli >= self.layout.shares_on_banks(request))
         return found
 
     def host_limit(self, request: GpuRequest) -> IntArray:

@@ -46,12 +46,12 @@ class Costs:
 
 def is_share(request: GpuRequest) -> bool:
     """Return whether a part of one device is asked: then it matters which one."""
-    return request.gpus == 1 and request.milli < WHOLE_DEVICE
+    return request.gpus == 1 and request.is_shared
 
 
 def mismatch(layout: Layout, request: GpuRequest, speeds: Mapping[str, float] | None = None) -> FloatArray:
     """Return what being slower or faster than asked costs on each kind [K], measured ``speeds`` first."""
-    asked, known = request.gpus * request.milli, speeds or {}
+    asked, known = request.gpus * layout.shares(request), speeds or {}
     speed = np.array([known.get(kind.model, kind.tflops) for kind in layout.kinds], np.float64)
     degree = np.array([match_degree(each, request.min_tflops) for each in speed.tolist()], np.float64)
     surplus = np.zeros(len(speed))
@@ -70,30 +70,36 @@ class CostFunction:
         self._most_cpu = max(1, int(layout.cpu.max(initial=0)))
         self._most_milli = layout.width * WHOLE_DEVICE
 
-    def __call__(self, request: GpuRequest, by_kind: FloatArray, banks: Banks) -> Costs:
-        """Return the costs; ``by_kind`` is what the request costs on each kind whatever the state."""
+    def __call__(self, request: GpuRequest, shares: IntArray, by_kind: FloatArray, banks: Banks) -> Costs:
+        """Return the costs; ``by_kind`` is what the request costs on each kind whatever the state.
+
+        ``shares`` [K] is what each member takes, from `Layout.shares`.
+        """
         found = Costs(np.full(len(banks.kind), np.inf), np.zeros(len(banks.kind), np.int64))
-        free = banks.allowed & (banks.milli >= request.milli)
+        takes = shares[banks.kind]
+        free = banks.allowed & (banks.milli >= takes[:, None])
         fits = free.sum(axis=1) >= request.gpus
         fits &= (banks.cpu >= millicores(request.cpu_cores)) & (banks.memory >= request.host_memory_mib)
         bank = np.flatnonzero(fits)
         if not len(bank):
             return found
         choose = _each_share if is_share(request) else _tightest
-        row, share, after = choose(banks.milli[bank], free[bank], request)
+        row, share, after = choose(banks.milli[bank], free[bank], takes[bank], request.gpus)
         row = bank[row]
-        cost = self._sum(request, banks, row, after) + by_kind[banks.kind[row]]
+        cost = self._sum(request, banks, row, after, takes[row]) + by_kind[banks.kind[row]]
         cost = np.round(cost, 6)
         order = np.argsort(-cost, kind="stable")  # the best of a bank is written last
         found.cost[row[order]] = cost[order]
         found.share[row[order]] = share[order]
         return found
 
-    def _sum(self, request: GpuRequest, banks: Banks, row: IntArray, after: IntArray) -> FloatArray:
+    def _sum(
+        self, request: GpuRequest, banks: Banks, row: IntArray, after: IntArray, takes: IntArray
+    ) -> FloatArray:
         mix, kind = self.mix, banks.kind[row]
         cpu, memory, milli = banks.cpu[row], banks.memory[row], banks.milli[row].sum(axis=1)
         cpu_after = cpu - millicores(request.cpu_cores)
-        milli_after = milli - request.gpus * request.milli
+        milli_after = milli - request.gpus * takes
         growth = mix.fragments(kind, cpu_after, after) - banks.fragments[row]
         stranded_after = mix.stranded(cpu_after, memory - request.host_memory_mib, milli_after)
         growth += stranded_after - mix.stranded(cpu, memory, milli)
@@ -102,7 +108,9 @@ class CostFunction:
         return cost
 
 
-def _each_share(milli: IntArray, free: BoolArray, request: GpuRequest) -> tuple[IntArray, IntArray, IntArray]:
+def _each_share(
+    milli: IntArray, free: BoolArray, takes: IntArray, _gpus: int
+) -> tuple[IntArray, IntArray, IntArray]:
     """Return (row, share, milli after) for one device of each distinct free share of each bank."""
     first = free.copy()
     for slot in range(1, milli.shape[1]):
@@ -110,14 +118,17 @@ def _each_share(milli: IntArray, free: BoolArray, request: GpuRequest) -> tuple[
     row, slot_of = np.nonzero(first)
     after = milli[row]
     share = after[np.arange(len(row)), slot_of]
-    after[np.arange(len(row)), slot_of] -= request.milli
+    after[np.arange(len(row)), slot_of] -= takes[row]
     return row, share, after
 
 
-def _tightest(milli: IntArray, free: BoolArray, request: GpuRequest) -> tuple[IntArray, IntArray, IntArray]:
+def _tightest(
+    milli: IntArray, free: BoolArray, takes: IntArray, gpus: int
+) -> tuple[IntArray, IntArray, IntArray]:
     """Return (row, share, milli after) with the devices of the least free share taken on each bank."""
     order = np.argsort(np.where(free, milli, np.iinfo(np.int64).max), axis=1, kind="stable")
     after = milli.copy()
-    taken = order[:, : request.gpus]
-    np.put_along_axis(after, taken, np.take_along_axis(milli, taken, axis=1) - request.milli, axis=1)
+    taken = order[:, :gpus]
+    left = np.take_along_axis(milli, taken, axis=1) - takes[:, None]
+    np.put_along_axis(after, taken, left, axis=1)
     return np.arange(len(milli)), np.zeros(len(milli), np.int64), after

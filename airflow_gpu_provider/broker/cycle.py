@@ -26,6 +26,7 @@ from airflow_gpu_provider.broker.model import (
 )
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Walk, class_of, ordered
+from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import standings
 
 
@@ -42,7 +43,9 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
     capacity = Capacity.idle(layout, max_load=policy.max_load)
     capacity.take_all(parts)
     asked = snapshot.recent or [*(lease.request for lease in live), *(claim.request for claim in admitted)]
-    placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band)
+    speeds = SpeedCosts(layout.kinds)
+    speeds.renew(asked)
+    placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band, speeds=speeds)
     outlook = Outlook(layout, max_load=policy.max_load)
     endings = promised(live, parts, now)
     queue = ordered(admitted, now, policy)

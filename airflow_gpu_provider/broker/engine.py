@@ -253,7 +253,9 @@ class Engine:
 
     def _note(self, claim: Claim, placement: Placement, part: Part, now: datetime) -> Placement:
         devices = placement.devices + placement.spares
-        lease = Lease(_placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER)
+        lease = Lease(
+            _placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, shares=placement.shares
+        )
         self._holdings.add(lease, part)
         self._placed[claim.id] = claim
         return placement

@@ -81,9 +81,12 @@ class Forecast:
         self._spoken_for |= devices
         return Expected(None, keep)
 
-    def _lacking(self, request: GpuRequest, places: Iterable[Place]) -> int:
-        return request.gpus * request.milli - sum(
-            min(request.milli, max(0, int(self._free.milli[place]))) for place in places
+    def _lacking(self, request: GpuRequest, places: Sequence[Place]) -> int:
+        part = part_of(self._free.layout, request, places)
+        missing = (request.gpus - len(places)) * request.milli
+        free = self._free.milli
+        return missing + sum(
+            milli - min(milli, max(0, int(free[bank, slot]))) for bank, slot, milli in part.devices
         )
 
     def _not_yet_freed(self, need: tuple[int, int, int], then: Capacity) -> tuple[int, int, int]:
@@ -135,7 +138,7 @@ def _nearest(now: Capacity, then: Capacity, request: GpuRequest, devices: BoolAr
     layout = now.layout
     bank, slot = np.nonzero(then.free(request, devices))
     node = layout.node_of[bank]
-    lacking = np.maximum(request.milli - now.milli[bank, slot], 0)
+    lacking = np.maximum(layout.shares(request)[layout.kind_of[bank]] - now.milli[bank, slot], 0)
     room = np.minimum(now.room(request, devices), then.host_limit(request))
     order = np.lexsort((bank, -room[node], lacking, room[node] == 0))
     limit = then.host_limit(request)

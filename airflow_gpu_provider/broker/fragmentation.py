@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, Layout, millicores
+from airflow_gpu_provider.broker.layout import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Layout,
+    millicores,
+    usual_share,
+)
 from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
@@ -31,7 +38,7 @@ class Mix:
     weight: FloatArray  #: [C], sums to 1
     cpu: IntArray  #: [C] milli-cores of the part that fits a bank
     gpus: IntArray  #: [C]
-    milli: IntArray  #: [S] distinct shares asked
+    milli: IntArray  #: [S, K] distinct shares asked of each kind
     share: IntArray  #: [C] index into ``milli``
     suits: BoolArray  #: [C, K]
     pressure: FloatArray  #: [K] on an empty fleet
@@ -43,7 +50,7 @@ class Mix:
     def of(cls, layout: Layout, requests: Iterable[GpuRequest] | Mapping[GpuRequest, int]) -> Mix:
         """Return the mix of ``requests``, one by one or counted; those without GPUs ask for nothing here."""
         sizes = _largest_banks(layout)
-        rows: Counter[tuple[int, int, int, tuple[bool, ...]]] = Counter()
+        rows: Counter[tuple[int, int, tuple[int, ...], tuple[bool, ...], int]] = Counter()
         demand = cpu = memory = 0
         for request, times in Counter(requests).items():
             if request.gpus < 1:
@@ -52,27 +59,30 @@ class Mix:
                 accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=kind.tflops)
                 for kind in layout.kinds
             )
-            demand += times * request.gpus * request.milli
+            usual = usual_share(layout.kinds, request)
+            demand += times * request.gpus * usual
             cpu += times * millicores(request.cpu_cores)
             memory += times * request.host_memory_mib
             # A gang wider than every bank fills whole banks: as a class of its own it would fit nowhere.
             widest = max((size for size, suit in zip(sizes, suits, strict=True) if suit), default=1)
             gpus = min(request.gpus, widest)
-            rows[(millicores(request.cpu_cores) * gpus // request.gpus, gpus, request.milli, suits)] += times
+            shares = tuple(request.milli_on(kind.memory_mib) for kind in layout.kinds)
+            cores = millicores(request.cpu_cores) * gpus // request.gpus
+            rows[(cores, gpus, shares, suits, usual)] += times
         keys = sorted(rows)
         total = sum(rows.values())
-        milli, share = np.unique(np.array([key[2] for key in keys], np.int64), return_inverse=True)
+        distinct = {shares: number for number, shares in enumerate(sorted({key[2] for key in keys}))}
         suits_of = np.array([key[3] for key in keys], np.bool_).reshape(len(keys), len(layout.kinds))
         weights = np.array([rows[key] / total for key in keys], np.float64)
-        per_class = np.array([rows[key] * key[1] * key[2] for key in keys], np.float64)
+        per_class = np.array([rows[key] * key[1] * key[4] for key in keys], np.float64)
         devices = np.bincount(layout.kind_of, layout.exists.sum(axis=1), minlength=len(layout.kinds))
         size: FloatArray = devices.astype(np.float64) * WHOLE_DEVICE
         return cls(
             weight=weights,
             cpu=np.array([key[0] for key in keys], np.int64),
             gpus=np.array([key[1] for key in keys], np.int64),
-            milli=milli,
-            share=share.astype(np.int64),
+            milli=np.array(list(distinct), np.int64).reshape(len(distinct), len(layout.kinds)),
+            share=np.array([distinct[key[2]] for key in keys], np.int64),
             suits=suits_of,
             pressure=_pressure(size, suits_of, per_class),
             size=size,
@@ -94,7 +104,7 @@ class Mix:
 
     def fragments(self, kind: IntArray, cpu: IntArray, milli: IntArray) -> FloatArray:
         """Return the milli-GPU that the mix cannot use; ``kind`` and ``cpu`` are [R], ``milli`` is [R, W]."""
-        fits = milli[:, None, :] >= self.milli[None, :, None]
+        fits = milli[:, None, :] >= self.milli[:, kind].T[:, :, None]
         small = np.where(fits, 0, milli[:, None, :]).sum(axis=2)[:, self.share]
         usable = (cpu[:, None] >= self.cpu) & (fits.sum(axis=2)[:, self.share] >= self.gpus)
         usable &= self.suits[:, kind].T

@@ -8,7 +8,7 @@ free on them is the next step, `capacity.Capacity`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_gpu_provider.broker.flavors import canonical_model
-from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, Device, DeviceId, Fleet, GpuRequest, Node
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -119,6 +119,20 @@ class Layout:
         """Return the device at a place."""
         return self.banks[bank][slot]
 
+    def shares(self, request: GpuRequest) -> IntArray:
+        """Return what a member takes of a device of each kind [K], in milli-GPU."""
+        return np.array([request.milli_on(kind.memory_mib) for kind in self.kinds], np.int64)
+
+    def shares_on_banks(self, request: GpuRequest) -> int | IntArray:
+        """Return what a member takes of a device of each bank [B, 1]; one number where it is the same."""
+        return self.shares(request)[self.kind_of][:, None] if request.is_by_memory else request.milli
+
+    def share_at(self, bank: int, request: GpuRequest) -> int:
+        """Return what a member takes of a device of one bank."""
+        if not request.is_by_memory:
+            return request.milli
+        return request.milli_on(self.kinds[self.kind_of[bank]].memory_mib)
+
     def banks_of(self, node: int) -> slice:
         """Return the banks of a node."""
         return slice(self.first_bank[node], self.first_bank[node + 1])
@@ -130,6 +144,17 @@ class Layout:
     def per_host(self, per_node: IntArray) -> IntArray:
         """Return the sums over the nodes of each host."""
         return np.bincount(self.host_of, per_node, minlength=len(self.hosts)).astype(np.int64)
+
+
+def usual_share(kinds: Iterable[Kind], request: GpuRequest) -> int:
+    """Return what a member takes of a device while nobody knows of which: the mean over the large ones.
+
+    A whole number, since the order of a sum of parts would decide placements.
+    """
+    if not request.is_by_memory:
+        return request.milli
+    sizes = [kind.memory_mib for kind in kinds if kind.memory_mib >= request.memory_mib]
+    return round(sum(map(request.milli_on, sizes)) / len(sizes)) if sizes else WHOLE_DEVICE
 
 
 def _banks(node: Node) -> list[tuple[Kind, tuple[Device, ...]]]:

@@ -65,7 +65,9 @@ class GpuRequest:
     ``models`` filters hard (empty = any model). ``min_tflops`` asks softly: a weaker device matches with
     degree ``tflops / min_tflops`` and is a fallback, unless ``strict``. ``memory_mib`` is per device;
     ``cpu_cores`` and ``host_memory_mib`` are for the whole gang. ``spares`` are devices of the same kind
-    that are added when idle at the moment of placement; they never delay the gang.
+    that are added when idle at the moment of placement; they never delay the gang. With ``milli`` below 1000
+    each member takes a share of a device beside others: the part that ``memory_mib`` is of the device, and at
+    least ``milli``.
     """
 
     gpus: int = 1
@@ -82,6 +84,24 @@ class GpuRequest:
     task_class: str | None = None  #: what kind of work it is, for what was learned of such work
     artifacts: frozenset[str] = frozenset()  #: what it reads, by path or digest; nodes holding it are nearer
     artifacts_required: bool = False  #: only nodes that hold all of it
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether members take parts of devices."""
+        return self.milli < WHOLE_DEVICE
+
+    @property
+    def is_by_memory(self) -> bool:
+        """Whether what a member takes of a device depends on the size of the device."""
+        return self.milli < WHOLE_DEVICE and self.memory_mib > 0
+
+    def milli_on(self, device_mib: int) -> int:
+        """Return what a member takes of a device of this size; all of it where it is too small."""
+        if not self.is_by_memory:
+            return self.milli
+        if device_mib < self.memory_mib:
+            return WHOLE_DEVICE
+        return max(self.milli, -(-WHOLE_DEVICE * self.memory_mib // device_mib))
 
 
 class RunType(str, Enum):
@@ -125,10 +145,17 @@ class Lease:
     request: GpuRequest
     granted_at: datetime
     expires_at: datetime
+    #: milli-GPU of each device; empty = as much of each as the request says at least
+    shares: tuple[int, ...] = ()
     #: whose it is (value, team, whether it may be taken back); None = unknown, then it is never taken back
     claim: Claim | None = None
     checkpoint_at: datetime | None = None  #: last checkpoint its holder reported; None = none since it began
     ends_for: ClaimId | None = None  #: the claim for which it is being taken back, within the grace period
+
+    @property
+    def milli(self) -> tuple[int, ...]:
+        """What it holds of each device, in milli-GPU."""
+        return self.shares or (self.request.milli,) * len(self.devices)
 
     @property
     def ends_by(self) -> datetime | None:
@@ -145,6 +172,7 @@ class Placement:
     devices: tuple[DeviceId, ...]
     spares: tuple[DeviceId, ...] = ()
     match_degree: float = 1.0  #: the weakest member's, 0..1
+    shares: tuple[int, ...] = ()  #: milli-GPU of each device, then of each spare; empty = whole devices
 
 
 class ReasonCode(str, Enum):

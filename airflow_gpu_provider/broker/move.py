@@ -8,7 +8,7 @@ and a commit written in one transaction. Offers are made by `resize`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -44,6 +44,9 @@ class Offer:
     request: GpuRequest
     expires_at: datetime
     phase: OfferPhase = OfferPhase.OFFERED
+    #: milli-GPU of each device, before and after; empty = as much of each as the request says at least
+    from_shares: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
 
     @property
     def moves(self) -> tuple[tuple[DeviceId, DeviceId], ...]:
@@ -84,31 +87,37 @@ def accept(offer: Offer, now: datetime, policy: ResizePolicy | None = None) -> O
 
 def commit(offer: Offer, lease: Lease, now: datetime) -> Resized | ResizeRefused:
     """Return the lease in its new place; refused when not accepted, over, or of another lease."""
-    if lease.devices == offer.devices and lease.request == offer.request:
+    if _is(lease, offer.devices, offer.request, offer.shares):
         return Resized(lease)  # committed already
     if offer.is_over(now):
         return _too_late(offer)
     if offer.phase is not OfferPhase.ACCEPTED:
         return ResizeRefused("the offer was not accepted: accept it before the state is moved")
-    if (lease.id, lease.devices, lease.request) != (offer.lease_id, offer.from_devices, offer.from_request):
+    before = _is(lease, offer.from_devices, offer.from_request, offer.from_shares)
+    if lease.id != offer.lease_id or not before:
         return ResizeRefused("the lease changed since the offer was made: ask again")
-    return as_resized(lease, offer.devices, offer.request)
+    return as_resized(lease, offer.devices, offer.request, offer.shares)
 
 
 def held_by(offer: Offer) -> tuple[tuple[DeviceId, int], ...]:
     """Return the devices and shares that an open offer holds beyond what its lease holds."""
-    own = offer.from_request.milli
-    held = (
-        (device, offer.request.milli - (own if device in offer.from_devices else 0))
-        for device in offer.devices
-    )
+    before = offer.from_shares or (offer.from_request.milli,) * len(offer.from_devices)
+    after = offer.shares or (offer.request.milli,) * len(offer.devices)
+    own = dict(zip(offer.from_devices, before, strict=True))
+    held = ((device, milli - own.get(device, 0)) for device, milli in zip(offer.devices, after, strict=True))
     return tuple((device, milli) for device, milli in held if milli > 0)
 
 
-def as_resized(lease: Lease, devices: Collection[DeviceId], request: GpuRequest) -> Resized:
-    """Return the lease with these devices and this request, and what it gave back."""
+def as_resized(
+    lease: Lease, devices: Sequence[DeviceId], request: GpuRequest, shares: tuple[int, ...]
+) -> Resized:
+    """Return the lease with these devices, ``shares`` of them and this request, and what it gave back."""
     freed = tuple(device for device in lease.devices if device not in devices)
-    return Resized(replace(lease, devices=tuple(devices), request=request), freed)
+    return Resized(replace(lease, devices=tuple(devices), request=request, shares=shares), freed)
+
+
+def _is(lease: Lease, devices: tuple[DeviceId, ...], request: GpuRequest, shares: tuple[int, ...]) -> bool:
+    return (lease.devices, lease.request, lease.shares) == (devices, request, shares)
 
 
 def _too_late(offer: Offer) -> ResizeRefused:

@@ -48,11 +48,12 @@ class _Class:
     by_kind: FloatArray  #: [K] cost of the mismatch, infinite where the kind does not suit
     kinds: tuple[int, ...]
     groups: tuple[Group, ...]
+    shares: IntArray  #: [K] what a member takes of a device
+    least: int  #: what all members take at least
     #: banks that it may use whole; None = all of its kinds
     banks: IntArray | None
     #: banks that it may use in part
     partial: IntArray
-    needs_host: bool
     cost: FloatArray = field(default_factory=lambda: np.full(0, np.nan))  #: [G], NaN = not known yet
     share: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  #: [G]
     generation: int = -1
@@ -98,19 +99,19 @@ class Placer:
         if self._is_hopeless(kept):
             return None
         self._refresh(kept)
-        self._scarcity = self._dearness(request)
+        self._scarcity = self._dearness(kept)
         for degree in kept.degrees:
             found = self._on_one_bank(kept, degree) or self._over_nodes(kept, degree)
             if found is not None:
                 return found
         return None
 
-    def _dearness(self, request: GpuRequest) -> FloatArray:
-        """Return what scarcity and measured speed add on each kind for this request, as things are now."""
+    def _dearness(self, kept: _Class) -> FloatArray:
+        """Return what scarcity and measured speed add on each kind for this class, as things are now."""
         free = self._capacity.free_of_kind
         each = self.mix.scarcity(free)
-        by_speed = self._speeds.of(request, 1.0 - sum(free) / max(1, self._size))
-        return (each if by_speed is None else each + by_speed) * request.gpus * request.milli
+        by_speed = self._speeds.of(kept.request, 1.0 - sum(free) / max(1, self._size))
+        return (each if by_speed is None else each + by_speed) * kept.request.gpus * kept.shares
 
     def suitable(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> BoolArray:
         """Return the devices that suit a request, free or not."""
@@ -126,9 +127,8 @@ class Placer:
 
     def _is_hopeless(self, kept: _Class) -> bool:
         """Tell at once what the sums of free shares rule out: most looks at a full fleet."""
-        free, request = self._capacity.free_of_kind, kept.request
-        most = max(sum(free[kind] for kind in group.kinds) for group in kept.groups)
-        return most < request.gpus * request.milli
+        free = self._capacity.free_of_kind
+        return max(sum(free[kind] for kind in group.kinds) for group in kept.groups) < kept.least
 
     # -- classes
     def _of_class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
@@ -154,7 +154,7 @@ class Placer:
         is_whole = bool(every[np.isin(layout.kind_of, kinds)].all())
         by_kind = np.full(len(layout.kinds), np.inf)
         by_kind[kinds] = mismatch(layout, request, speeds)[kinds]
-        degree_of_kind = np.zeros(len(layout.kinds))
+        shares, degree_of_kind = layout.shares(request), np.zeros(len(layout.kinds))
         degree_of_kind[layout.kind_of] = suits.degree
         return _Class(
             request=request,
@@ -164,9 +164,10 @@ class Placer:
             by_kind=by_kind,
             kinds=tuple(kinds.tolist()),
             groups=groups_of(self._empty, request, suits.devices),
+            shares=shares,
+            least=request.gpus * int(shares[kinds].min(initial=WHOLE_DEVICE)),
             banks=None if is_whole else np.flatnonzero(some & every),
             partial=np.flatnonzero(some & ~every),
-            needs_host=request.cpu_cores > 0 or request.host_memory_mib > 0,
         )
 
     # -- costs of shapes not seen before
@@ -193,10 +194,9 @@ class Placer:
     def _judge(self, kept: _Class, shape: IntArray) -> None:
         kept.cost[shape] = np.inf
         shape = shape[kept.by_kind[self._shapes.kind[shape]] < np.inf]
-        if not len(shape):
-            return
-        costs = self._cost(kept.request, kept.by_kind, self._banks(shape, self._every))
-        kept.cost[shape], kept.share[shape] = costs.cost, costs.share
+        if len(shape):
+            found = self._cost(kept.request, kept.shares, kept.by_kind, self._banks(shape, self._every))
+            kept.cost[shape], kept.share[shape] = found.cost, found.share
 
     def _banks(self, shape: IntArray, allowed: BoolArray) -> Banks:
         shapes = self._shapes
@@ -257,7 +257,7 @@ class Placer:
         shape = shapes.of_bank[kept.banks]
         cost, share, bank = kept.cost[shape], kept.share[shape], kept.banks
         if len(kept.partial):
-            costs = self._cost(kept.request, kept.by_kind, self._partial(kept))
+            costs = self._cost(kept.request, kept.shares, kept.by_kind, self._partial(kept))
             cost, share = np.append(cost, costs.cost), np.append(share, costs.share)
             bank = np.append(bank, kept.partial)
         cost = cost + np.round(self._scarcity, 6)[self._capacity.layout.kind_of[bank]]
@@ -291,9 +291,9 @@ class Placer:
 
     def _may_fit(self, kept: _Class, degree: float) -> bool:
         """Bound the members from above by the shapes: a look at every node is worth it only below that."""
-        shapes, request = self._shapes, kept.request
+        shapes = self._shapes
         alive = shapes.alive()
         alive = alive[np.isin(shapes.kind[alive], kept.kinds)]
         alive = alive[kept.degree_of_kind[shapes.kind[alive]] >= degree]
-        free = (shapes.milli[alive] >= request.milli).sum(axis=1)
-        return int(free @ shapes.count()[alive]) >= request.gpus
+        free = (shapes.milli[alive] >= kept.shares[shapes.kind[alive]][:, None]).sum(axis=1)
+        return int(free @ shapes.count()[alive]) >= kept.request.gpus

@@ -137,7 +137,7 @@ def worth(claim: Claim, policy: PreemptionPolicy) -> float:
 def loss_s(lease: Lease, now: datetime) -> float:
     """Return the device-seconds of work since the last checkpoint, or since the start without one."""
     since = max(lease.granted_at, lease.checkpoint_at or lease.granted_at)
-    devices = len(lease.devices) * lease.request.milli / WHOLE_DEVICE
+    devices = sum(lease.milli) / WHOLE_DEVICE
     return devices * max(0.0, (now - since).total_seconds())
 
 

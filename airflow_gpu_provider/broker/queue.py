@@ -245,13 +245,14 @@ class Walk:
 
     def _placement(self, granted: _Granted) -> tuple[Placement, Part]:
         layout, request, found = self._capacity.layout, granted.claim.request, granted.found
+        part = part_of(layout, request, (*found.places, *granted.spares))
         placement = Placement(
             granted.claim.id,
             tuple(layout.device(bank, slot).id for bank, slot in found.places),
             tuple(layout.device(bank, slot).id for bank, slot in granted.spares),
             found.match_degree,
+            tuple(milli for _, _, milli in part.devices) if request.is_shared else (),
         )
-        part = part_of(layout, request, (*found.places, *granted.spares))
         if granted.spares:  # taken one by one, each rounded up: a lease takes them together
             for places in (found.places, *([spare] for spare in granted.spares)):
                 self._capacity.give(part_of(layout, request, places))

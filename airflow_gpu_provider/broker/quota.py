@@ -95,6 +95,7 @@ class FairShare:
             device.id: canonical_model(device.model) for node in fleet.nodes for device in node.devices
         }
         self._total = Counter(self._model_of.values())
+        self._sizes = frozenset(device.memory_mib for node in fleet.nodes for device in node.devices)
         self._leases: dict[LeaseId, Lease] = {}
         #: milli-GPU by team and model: whole numbers, since sums of parts would drift
         self._held: defaultdict[Team, Counter[str]] = defaultdict(Counter)
@@ -109,22 +110,23 @@ class FairShare:
         """Count a lease that is new, or that has changed."""
         self.drop(lease.id)
         self._leases[lease.id] = lease
-        self._add(lease, lease.request.milli)
+        self._add(lease, 1)
 
     def drop(self, lease_id: LeaseId) -> None:
         """Count a lease no more; unknown ones change nothing."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
-            self._add(lease, -lease.request.milli)
+            self._add(lease, -1)
 
     def assume_nothing(self) -> None:
         """Forget the claims that were assumed to be granted."""
         self._assumed.clear()
 
-    def _add(self, lease: Lease, milli: int) -> None:
+    def _add(self, lease: Lease, sign: int) -> None:
         self._cached_borrowed = None
-        for device in lease.devices:
-            self._held[team_of(lease)][self._model_of.get(device, _GONE)] += milli
+        held = self._held[team_of(lease)]
+        for device, milli in zip(lease.devices, lease.milli, strict=True):
+            held[self._model_of.get(device, _GONE)] += sign * milli
 
     # -- facts
     def held(self, team: Team) -> float:
@@ -144,7 +146,15 @@ class FairShare:
 
     def borrows(self, claim: Claim) -> bool:
         """Return whether the claim would take its team above its quota."""
-        return self.held(claim.team) + asked(claim.request) > self.owned(claim.team) + 1e-9
+        return self.held(claim.team) + self.asked(claim.request) > self.owned(claim.team) + 1e-9
+
+    def asked(self, request: GpuRequest) -> float:
+        """Return the devices that a request needs at most, parts included; spares are what is left over."""
+        return request.gpus * max(self._shares(request)) / WHOLE_DEVICE
+
+    def _shares(self, request: GpuRequest) -> list[int]:
+        """Return what a member would take of a device of each size that is large enough."""
+        return [request.milli_on(s) for s in self._sizes if s >= request.memory_mib] or [request.milli]
 
     # -- order
     def ordered(self, claims: Iterable[Claim], urgency: Callable[[Claim], float]) -> list[Claim]:
@@ -187,7 +197,7 @@ class FairShare:
         """Assume that a claim is granted; on several models it counts on each by its part of them."""
         models = {canonical_model(model) for model in claim.request.models} or set(self._total)
         present = {model: self._total[model] for model in sorted(models) if self._total[model]}
-        milli = claim.request.gpus * claim.request.milli
+        milli = claim.request.gpus * max(self._shares(claim.request))
         for model, number in present.items():
             self._assumed[claim.team][model] += round(milli * number / sum(present.values()))
 
@@ -195,7 +205,7 @@ class FairShare:
     def limit_reason(self, claim: Claim) -> Reason | None:
         """Return why the team's limit keeps a claim from starting now, or ever; None = it does not."""
         limit = self._quotas.of(claim.team).limit
-        if limit is None or self.held(claim.team) + asked(claim.request) <= limit + 1e-9:
+        if limit is None or self.held(claim.team) + self.asked(claim.request) <= limit + 1e-9:
             return None
         unblocks = "starts when its team gives devices back"
         if self.is_never(claim):
@@ -209,7 +219,8 @@ class FairShare:
     def is_never(self, claim: Claim) -> bool:
         """Return whether the team's limit is below what the claim asks, however little the team holds."""
         limit = self._quotas.of(claim.team).limit
-        return limit is not None and asked(claim.request) > limit + 1e-9
+        least = claim.request.gpus * min(self._shares(claim.request))
+        return limit is not None and least / WHOLE_DEVICE > limit + 1e-9
 
     # -- borrowed devices
     def borrowed(self) -> frozenset[LeaseId]:
@@ -253,18 +264,13 @@ class FairShare:
         )
 
 
-def asked(request: GpuRequest) -> float:
-    """Return the devices that a request needs, parts included; spares are what is left over."""
-    return request.gpus * request.milli / WHOLE_DEVICE
-
-
 def team_of(lease: Lease) -> Team:
     """Return whose quota a lease counts on."""
     return None if lease.claim is None else lease.claim.team
 
 
 def _size(lease: Lease) -> float:
-    return len(lease.devices) * lease.request.milli / WHOLE_DEVICE
+    return sum(lease.milli) / WHOLE_DEVICE
 
 
 def _owed_last(lease: Lease) -> tuple[bool, float, str]:

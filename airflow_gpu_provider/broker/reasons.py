@@ -20,11 +20,13 @@ _NAMES = 6
 def asked(request: GpuRequest) -> str:
     """Return the request for people: "4 x A100 or H100 with 40GiB each on host gpu-1"."""
     what = " or ".join(sorted(request.models)) or ("GPU" if request.gpus == 1 else "GPUs")
-    text = f"{request.gpus} x {what}" if request.models else f"{request.gpus} {what}"
-    if request.milli < WHOLE_DEVICE:
-        text += f" ({request.milli / WHOLE_DEVICE:g} of each)"
+    of = "shared " if request.is_shared else ""
+    text = f"{request.gpus} x {of}{what}" if request.models else f"{request.gpus} {of}{what}"
     if request.memory_mib:
         text += f" with {show(request.memory_mib)}{' each' if request.gpus > 1 else ''}"
+    if request.is_shared:
+        least = "at least " if request.memory_mib else ""
+        text += f" ({least}{request.milli / WHOLE_DEVICE:g} of {'each' if request.gpus > 1 else 'it'})"
     if request.strict:
         text += f" of at least {request.min_tflops:g} TFLOPS"
     if request.host is not None:

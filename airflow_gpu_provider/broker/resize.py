@@ -7,12 +7,12 @@ is the next step, `move`. Growing never takes what is kept for those who wait: `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest, Lease
+from airflow_gpu_provider.broker.model import DeviceId, GpuRequest, Lease
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused, as_resized
 from airflow_gpu_provider.broker.units import show
 
@@ -78,32 +78,39 @@ def resize_memory(
     """
     if memory_mib < 1:
         return ResizeRefused(f"asked {memory_mib} MiB for each device: ask for 1 or more")
-    wanted = _with_memory(lease, memory_mib, room)
+    wanted = replace(lease.request, memory_mib=memory_mib)
     if open_offer is not None and not open_offer.is_over(now):
         if open_offer.request.memory_mib == memory_mib and open_offer.from_devices == lease.devices:
             return open_offer
         return _busy(open_offer)
     if lease.ends_for is not None:
         return _ends(lease)
-    more = wanted.milli - lease.request.milli
-    stays = {
-        device
-        for device in lease.devices
-        if _can_stay(device, memory_mib, more, room) or _is_less(lease, wanted)
-    }
+    held = dict(zip(lease.devices, lease.milli, strict=True))
+    is_less = memory_mib <= lease.request.memory_mib
+    stays = {device for device in lease.devices if is_less or _can_stay(device, held[device], wanted, room)}
     members, spares = _members(lease), _spares(lease)
     # A spare does no work yet: what cannot stay is given back, not moved.
     kept_spares = tuple(device for device in spares if device in stays)
     leaving = [device for device in members if device not in stays]
     if not leaving:
-        return as_resized(lease, members + kept_spares, wanted)
+        devices = members + kept_spares
+        return as_resized(lease, devices, wanted, _shares(devices, wanted, room, held))
     found = room.find(_part(wanted, len(leaving)), _excluded(lease))
     if found is None:
         return ResizeRefused(_no_memory(lease, memory_mib, len(leaving), room))
     new_of = dict(zip(leaving, found, strict=True))
     devices = tuple(new_of.get(device, device) for device in members) + kept_spares
     until = now + (policy or ResizePolicy()).answer_within
-    return Offer(lease.id, lease.devices, lease.request, devices, wanted, until)
+    return Offer(
+        lease.id,
+        lease.devices,
+        lease.request,
+        devices,
+        wanted,
+        until,
+        from_shares=lease.shares,
+        shares=_shares(devices, wanted, room, held),
+    )
 
 
 def resize_members(
@@ -132,32 +139,22 @@ def resize_members(
 
 
 # -- memory
-def _with_memory(lease: Lease, memory_mib: int, room: Room) -> GpuRequest:
-    """Return the request with more memory; a lease of a share gets the share that so much memory is."""
-    request = lease.request
-    if request.milli == WHOLE_DEVICE:
-        return replace(request, memory_mib=memory_mib)
-    smallest = min((room.memory_mib(device) for device in _members(lease)), default=0)
-    milli = _share(memory_mib, smallest)
-    if request.milli != _share(request.memory_mib, smallest):
-        # The share was asked for its compute, not for its memory: it never becomes less.
-        milli = max(milli, request.milli)
-    return replace(request, memory_mib=memory_mib, milli=milli)
+def _shares(
+    devices: Sequence[DeviceId], request: GpuRequest, room: Room, held: Mapping[DeviceId, int]
+) -> tuple[int, ...]:
+    """Return what the request takes of each device; of one that left the fleet, what is ``held`` of it."""
+    if not request.is_shared:
+        return ()
+    sizes = ((device, room.memory_mib(device)) for device in devices)
+    return tuple(request.milli_on(size) if size else held[device] for device, size in sizes)
 
 
-def _share(memory_mib: int, of_mib: int) -> int:
-    """Return the share of a device that so much memory is, rounded up; all of it where it is too small."""
-    return WHOLE_DEVICE if of_mib < memory_mib else max(1, -(-WHOLE_DEVICE * memory_mib // of_mib))
-
-
-def _is_less(lease: Lease, wanted: GpuRequest) -> bool:
-    return wanted.milli <= lease.request.milli and wanted.memory_mib <= lease.request.memory_mib
-
-
-def _can_stay(device: DeviceId, memory_mib: int, more_milli: int, room: Room) -> bool:
-    if room.memory_mib(device) < memory_mib:
+def _can_stay(device: DeviceId, held_milli: int, wanted: GpuRequest, room: Room) -> bool:
+    size = room.memory_mib(device)
+    if size < wanted.memory_mib:
         return False
-    return more_milli <= 0 or room.free_milli(device) >= more_milli
+    more = wanted.milli_on(size) - held_milli
+    return more <= 0 or room.free_milli(device) >= more
 
 
 def _no_memory(lease: Lease, memory_mib: int, leaving: int, room: Room) -> str:
@@ -185,7 +182,10 @@ def _join(lease: Lease, gpus: int, room: Room) -> Resized | ResizeRefused:
             )
         found = free
     devices = (*_members(lease), *own, *found, *spares[len(own) :])
-    return as_resized(lease, devices, replace(wanted, spares=request.spares))
+    held = dict(zip(lease.devices, lease.milli, strict=True))
+    shares = (held.get(device) or request.milli_on(room.memory_mib(device)) for device in devices)
+    wanted = replace(wanted, spares=request.spares)
+    return as_resized(lease, devices, wanted, tuple(shares) if request.is_shared else ())
 
 
 def _leave(lease: Lease, gpus: int, leave: tuple[DeviceId, ...]) -> Resized | ResizeRefused:
@@ -198,8 +198,11 @@ def _leave(lease: Lease, gpus: int, leave: tuple[DeviceId, ...]) -> Resized | Re
             f"asked {gpus} of {lease.request.gpus} members, so {number} leave, but {len(gone)} device(s) "
             f"were named, {len(strangers)} of them no member's: name the devices of those that leave"
         )
-    devices = tuple(device for device in lease.devices if device not in gone)
-    return as_resized(lease, devices, replace(_part(lease.request, gpus), spares=lease.request.spares))
+    left = [number for number, device in enumerate(lease.devices) if device not in gone]
+    devices = tuple(lease.devices[number] for number in left)
+    shares = tuple(lease.shares[number] for number in left) if lease.shares else ()
+    wanted = replace(_part(lease.request, gpus), spares=lease.request.spares)
+    return as_resized(lease, devices, wanted, shares)
 
 
 def _part(request: GpuRequest, gpus: int) -> GpuRequest:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from airflow_gpu_provider.broker.layout import FloatArray, Kind
+from airflow_gpu_provider.broker.layout import FloatArray, Kind, usual_share
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.broker.throughput import UNKNOWN, Speeds
 
@@ -24,6 +24,7 @@ class SpeedCosts:
     """Losses and prices by kind of device, ready to be added up at each placement."""
 
     def __init__(self, kinds: Sequence[Kind], learned: Mapping[str, Speeds] | None = None) -> None:
+        self._kinds = kinds
         self._learned = learned or {}
         self._reached = {each: _reached(kinds, speeds) for each, speeds in self._learned.items()}
         self._rated = _reached(kinds, UNKNOWN)
@@ -35,7 +36,7 @@ class SpeedCosts:
         weights: dict[str, float] = {}
         rated = 0.0
         for request, times in items:
-            weight = float(times * request.gpus * request.milli)
+            weight = float(times * request.gpus * usual_share(self._kinds, request))
             if request.task_class in self._reached:
                 weights[request.task_class] = weights.get(request.task_class, 0.0) + weight
             else:

@@ -21,7 +21,8 @@ def slots_of(
 ) -> list[Place]:
     """Return the devices of a bank for ``number`` members, those with the least free share first."""
     milli = capacity.milli[bank]
-    free = np.flatnonzero(devices[bank] & capacity.open[bank] & (milli >= request.milli))
+    share = capacity.layout.share_at(bank, request)
+    free = np.flatnonzero(devices[bank] & capacity.open[bank] & (milli >= share))
     tight = free[np.argsort(milli[free], kind="stable")]
     return [(bank, slot) for slot in tight[:number].tolist()]
 

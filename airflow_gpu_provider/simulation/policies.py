@@ -67,7 +67,8 @@ class Ours:
         decisions = self.engine.turn(now)
         for placement in decisions.placements:
             claim = self._claims.pop(placement.claim_id)
-            self.engine.granted(placement, _lease(claim, placement.devices + placement.spares, now))
+            devices = placement.devices + placement.spares
+            self.engine.granted(placement, _lease(claim, devices, now, placement.shares))
         rejected = tuple(rejection.claim_id for rejection in decisions.rejections)
         for claim_id in rejected:
             self._claims.pop(claim_id, None)
@@ -112,8 +113,8 @@ class OursLearning(Ours):
         self.engine.learn(self._table.learned(now))
 
 
-def _lease(claim: Claim, devices: tuple[DeviceId, ...], now: datetime) -> Lease:
-    return Lease(LeaseId(claim.id), claim.id, devices, claim.request, now, _NEVER, claim=claim)
+def _lease(claim: Claim, devices: tuple[DeviceId, ...], now: datetime, shares: tuple[int, ...] = ()) -> Lease:
+    return Lease(LeaseId(claim.id), claim.id, devices, claim.request, now, _NEVER, shares, claim)
 
 
 def fifo(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:

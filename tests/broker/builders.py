@@ -129,6 +129,7 @@ def after(before: Snapshot, decisions: Decisions, now: datetime, *, ttl: timedel
             request=claims[placement.claim_id].request,
             granted_at=now,
             expires_at=now + ttl,
+            shares=placement.shares,
         )
         for placement in decisions.placements
     ]

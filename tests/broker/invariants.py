@@ -32,7 +32,7 @@ def check(snapshot: Snapshot, decisions: Decisions, now: datetime, policy: Cycle
     _each_claim_once(snapshot, decisions, live)
     for placement in decisions.placements:
         _a_whole_gang(placement, claims[placement.claim_id], devices, policy)
-    _no_device_over_committed(live, decisions, claims)
+    _no_device_over_committed(live, decisions, claims, devices)
     _no_node_over_committed(live, decisions, claims, devices)
 
 
@@ -66,17 +66,25 @@ def _a_whole_gang(
 
 
 def _no_device_over_committed(
-    live: Iterable[Lease], decisions: Decisions, claims: dict[ClaimId, Claim]
+    live: Iterable[Lease],
+    decisions: Decisions,
+    claims: dict[ClaimId, Claim],
+    devices: dict[DeviceId, tuple[Device, Node]],
 ) -> None:
     used: Counter[DeviceId] = Counter()
-    touched: set[DeviceId] = set()
     for lease in live:
-        used.update({device: lease.request.milli for device in lease.devices})
+        used.update(dict(zip(lease.devices, lease.milli, strict=True)))
+    touched: set[DeviceId] = set()
     for placement in decisions.placements:
-        given = placement.devices + placement.spares
-        used.update({device: claims[placement.claim_id].request.milli for device in given})
+        given, request = placement.devices + placement.spares, claims[placement.claim_id].request
+        assert bool(placement.shares) == (request.milli < 1000)
+        shares = placement.shares or (1000,) * len(given)
+        for name, share in zip(given, shares, strict=True):
+            of_memory = math.ceil(1000 * request.memory_mib / devices[name][0].memory_mib)
+            assert share == max(request.milli, of_memory)
+        used.update(dict(zip(given, shares, strict=True)))
         touched.update(given)
-    assert all(used[device] <= 1000 for device in touched)
+    assert all(used[name] <= 1000 for name in touched)
 
 
 def _no_node_over_committed(

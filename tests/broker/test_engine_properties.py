@@ -154,7 +154,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         devices = placement.devices + placement.spares
         lease_id = LeaseId(f"lease-{placement.claim_id}")
         expires_at = self.now + timedelta(seconds=90)
-        lease = Lease(lease_id, placement.claim_id, devices, request, self.now, expires_at)
+        lease = Lease(lease_id, placement.claim_id, devices, request, self.now, expires_at, placement.shares)
         self.leases[lease_id] = lease
         self.engine.granted(placement, lease)
 

@@ -146,7 +146,7 @@ def test_a_device_with_600_milli_free_takes_a_share_of_500(cycle: Cycle) -> None
     assert placed(cycle(fleet(1, 1), [claim("half", milli=500)], shared)) == {"half": ["n0/0"]}
     tight = cycle(fleet(1, 1), [claim("more", milli=700)], shared)
     assert waiting(tight)["more"].reason.code.value == "devices_leased"
-    assert "asked 1 GPU (0.7 of each)" in waiting(tight)["more"].reason.text
+    assert "asked 1 shared GPU (0.7 of it)" in waiting(tight)["more"].reason.text
 
 
 def test_a_whole_device_is_not_a_shared_one(cycle: Cycle) -> None:

@@ -49,7 +49,9 @@ class SomeRoom:
         able = [
             DeviceId(name)
             for name, size in self.sizes.items()
-            if name not in excluded and size >= request.memory_mib and self.free.get(name, 0) >= request.milli
+            if name not in excluded
+            and size >= request.memory_mib
+            and self.free.get(name, 0) >= request.milli_on(size)
         ]
         return able[: request.gpus] if len(able) >= request.gpus else None
 
@@ -71,12 +73,13 @@ def refused(found: object) -> str:
 
 def half(devices: str = "a", **more: Any) -> Lease:
     """8 GiB of a device of 16."""
-    return lease("x", devices, memory_mib=8 * GIB, milli=500, **more)
+    shares = (500,) * len(devices.split())
+    return replace(lease("x", devices, memory_mib=8 * GIB, milli=125, **more), shares=shares)
 
 
 def test_memory_grows_in_place_where_its_device_has_it_free() -> None:
     found = resized(resize_memory(half(), 12 * GIB, SomeRoom({"a": 16 * GIB}, {"a": 500}), NOW))
-    assert (found.devices, found.request.memory_mib, found.request.milli) == (("a",), 12 * GIB, 750)
+    assert (found.devices, found.request.memory_mib, found.shares) == (("a",), 12 * GIB, (750,))
 
 
 def test_a_whole_device_gives_all_its_memory_in_place_even_when_it_was_drained() -> None:
@@ -96,7 +99,7 @@ def test_where_it_is_not_free_a_move_is_offered_and_both_places_are_held_until_i
     assert isinstance(taken, Offer) and taken.phase is OfferPhase.ACCEPTED
     done = commit(taken, before, NOW + timedelta(minutes=5))
     assert isinstance(done, Resized)
-    assert (done.lease.devices, done.freed, done.lease.request.milli) == (("b",), ("a",), 750)
+    assert (done.lease.devices, done.freed, done.lease.shares) == (("b",), ("a",), (750,))
     again = commit(taken, done.lease, NOW + timedelta(days=1))
     assert again == Resized(done.lease), "a repeated commit changes nothing"
 
@@ -132,10 +135,10 @@ def test_a_spare_that_cannot_grow_is_given_back_and_not_moved() -> None:
 
 def test_memory_is_given_back_at_once_with_the_share_that_it_was() -> None:
     room = SomeRoom({"a": 16 * GIB})
-    assert resized(resize_memory(half(), 4 * GIB, room, NOW)).request.milli == 250
+    assert resized(resize_memory(half(), 4 * GIB, room, NOW)).shares == (250,)
     for_compute = lease("x", "a", memory_mib=2 * GIB, milli=500)
-    assert resized(resize_memory(for_compute, GIB, room, NOW)).request.milli == 500
-    assert resized(resize_memory(for_compute, 8 * GIB, room, NOW)).request.milli == 500
+    assert resized(resize_memory(for_compute, GIB, room, NOW)).shares == (500,)
+    assert resized(resize_memory(for_compute, 8 * GIB, room, NOW)).shares == (500,)
 
 
 def test_an_open_offer_is_given_again_for_the_same_wish_and_stands_in_the_way_of_others() -> None:
@@ -219,7 +222,7 @@ class ResizingHolders(RuleBasedStateMachine):
     def used(self) -> Counter[str]:
         used: Counter[str] = Counter()
         for each in self.leases.values():
-            used.update({str(device): each.request.milli for device in each.devices})
+            used.update({str(device): milli for device, milli in zip(each.devices, each.milli, strict=True)})
         for offer in self.offers.values():
             if not offer.is_over(self.now):
                 used.update({str(device): milli for device, milli in held_by(offer)})
@@ -239,14 +242,13 @@ class ResizingHolders(RuleBasedStateMachine):
         whole=st.booleans(),
     )
     def begin(self, memory: int, gpus: int, spares: int, whole: bool) -> None:
-        wish = GpuRequest(
-            gpus=gpus, memory_mib=memory * GIB, milli=1000 if whole else -(-1000 * memory // 8), spares=spares
-        )
+        wish = GpuRequest(gpus=gpus, memory_mib=memory * GIB, milli=1000 if whole else 200, spares=spares)
         found = self.room().find(replace(wish, gpus=gpus + spares), frozenset())
         if found is not None:
             self.number += 1
             name = f"l{self.number}"
-            self.leases[name] = replace(lease(name, " ".join(found)), request=wish)
+            shares = () if whole else tuple(wish.milli_on(SIZES[device]) for device in found)
+            self.leases[name] = replace(lease(name, " ".join(found)), request=wish, shares=shares)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), memory=st.integers(1, 17))

@@ -107,6 +107,7 @@ class Dynamic(RuleBasedStateMachine):
                 request,
                 self.now,
                 self.now + timedelta(seconds=400),
+                placement.shares,
             )
             self.leases[lease.id] = lease
             self.engine.granted(placement, lease)
@@ -187,7 +188,7 @@ class Dynamic(RuleBasedStateMachine):
             return
         used: Counter[DeviceId] = Counter()
         for lease in self.leases.values():
-            used.update({device: lease.request.milli for device in lease.devices})
+            used.update(dict(zip(lease.devices, lease.milli, strict=True)))
         for offer in self.offers.values():
             used.update(dict(held_by(offer)))
         assert all(milli <= 1000 for milli in used.values()), used

@@ -55,7 +55,7 @@ def test_a_move_holds_both_places_with_their_cores_and_commits_to_what_a_new_lea
 
 def test_a_move_within_a_node_needs_its_cores_twice_while_both_places_are_at_work() -> None:
     before = lease("x", "a/0", memory_mib=8_192, milli=200, cpu_cores=4)
-    other = lease("y", "a/0", milli=800)
+    other = lease("y", "a/0", milli=500)
     _, _, tight = arrays(fleet_of(node("a", 2, "V100", cpu_cores=7)), before, other)
     assert not isinstance(resize_memory(before, 12_000, tight, NOW), Offer)
     layout, capacity, room = arrays(fleet_of(node("a", 2, "V100", cpu_cores=8)), before, other)
