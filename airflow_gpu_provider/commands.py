@@ -222,5 +222,6 @@ def _lease_row(row: LeaseRow) -> dict[str, Any]:
         "nodes": ", ".join(row.nodes),
         "granted_at": row.granted_at.isoformat(timespec="seconds"),
         "expires_in_s": row.expires_in_s,
+        "move": row.move or "",
         "lease": row.lease_id,
     }

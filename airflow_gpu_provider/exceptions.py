@@ -52,6 +52,12 @@ class LeaseLost(GpuProviderError):
     default_reason = "lease_lost"
 
 
+class NotResized(GpuProviderError):
+    """A lease cannot become what was asked: it stays as it is, go on with it or ask for less."""
+
+    default_reason = "not_resized"
+
+
 class BrokerUnavailable(GpuProviderError):
     """The broker did not answer: nothing is lost, retry later."""
 

@@ -73,6 +73,7 @@ class LeaseRow(BaseModel):
     granted_at: datetime
     expires_in_s: float
     epoch: int
+    move: str | None = None  #: the move that it is offered
 
 
 class DrainRow(BaseModel):

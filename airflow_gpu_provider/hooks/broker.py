@@ -24,6 +24,7 @@ from airflow_gpu_provider.hooks.transport import (
     retry_options,
     unavailable,
 )
+from airflow_gpu_provider.resizes import MoveBody, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.rows import DrainRow, LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.wire import (
     ClaimBody,
@@ -107,6 +108,22 @@ class GpuBrokerHook(BaseHook):
     def release(self, lease_id: str, body: ReleaseBody) -> None:
         """Give a lease back."""
         self._post(f"/v1/leases/{lease_id}/release", body, dict[str, bool])
+
+    def resize(self, lease_id: str, body: ResizeBody) -> ResizeAnswer:
+        """Make a lease more or less, at once or by a move that is offered. Raise NotResized."""
+        return self._post(f"/v1/leases/{lease_id}/resize", body, ResizeAnswer)
+
+    def accept_move(self, lease_id: str, body: MoveBody) -> ResizeAnswer:
+        """Take time to move; both places are the lease's own meanwhile. Raise NotResized."""
+        return self._post(f"/v1/leases/{lease_id}/accept", body, ResizeAnswer)
+
+    def commit_move(self, lease_id: str, body: MoveBody) -> ResizeAnswer:
+        """Be in the new place and give the old one back. Raise NotResized."""
+        return self._post(f"/v1/leases/{lease_id}/commit", body, ResizeAnswer)
+
+    def decline_move(self, lease_id: str, body: MoveBody) -> ResizeAnswer:
+        """Stay, and give the new place back."""
+        return self._post(f"/v1/leases/{lease_id}/decline", body, ResizeAnswer)
 
     # -- looking
     def status(self) -> Status:

@@ -12,7 +12,13 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 from tenacity import retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest, LeaseLost
+from airflow_gpu_provider.exceptions import (
+    BrokerUnavailable,
+    IdentityRefused,
+    InvalidRequest,
+    LeaseLost,
+    NotResized,
+)
 from airflow_gpu_provider.wire import API_PREFIX
 
 if TYPE_CHECKING:
@@ -83,6 +89,8 @@ def read(response: httpx.Response, answer: type[T]) -> T:
         raise IdentityRefused(message, reason=reason)
     if response.status_code == 409:
         raise LeaseLost(message, reason=reason)
+    if response.status_code == 412:
+        raise NotResized(message, reason=reason)
     raise InvalidRequest(message, reason=reason)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, Lease, LeaseId, Reason, RunType
+from airflow_gpu_provider.broker.move import Offer, OfferPhase
 from airflow_gpu_provider.store.rows import ClaimRow, StoredLease, task_key
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
 
@@ -28,6 +29,19 @@ def task_of(key: TaskKey) -> TaskId:
     return key.dag_id, key.run_id, key.task_id, key.map_index
 
 
+@dataclass(frozen=True, slots=True)
+class OpenOffer:
+    """A move that a live lease is offered, under the name by which its holder answers."""
+
+    id: str
+    offer: Offer
+
+    @property
+    def arrivals(self) -> tuple[DeviceId, ...]:
+        """The devices that are held for it and are not the lease's own yet."""
+        return tuple(device for device in self.offer.devices if device not in self.offer.from_devices)
+
+
 @dataclass(slots=True)
 class HeldDevices:
     """A live lease."""
@@ -41,6 +55,18 @@ class HeldDevices:
     granted_at: datetime
     expires_at: datetime
     collected: bool
+    request: RequestBody | None = None  #: of a resized lease; None = what the claim asked
+    offer: OpenOffer | None = None
+    moved_by: str | None = None  #: the offer that was committed last
+
+    def at_work(self) -> tuple[str, ...]:
+        """Return the devices that its holder may use: both places while it moves."""
+        moves = self.offer is not None and self.offer.offer.phase is OfferPhase.ACCEPTED
+        return (*self.devices, *self.spares, *(self.offered() if moves else ()))
+
+    def offered(self) -> tuple[str, ...]:
+        """Return the devices that are held for a move."""
+        return () if self.offer is None else self.offer.arrivals
 
 
 @dataclass(slots=True)
@@ -95,6 +121,11 @@ class Entry:
             preempted_by=frozenset(ClaimId(claim_id) for claim_id in self.preempted_by),
         )
 
+    @property
+    def request(self) -> RequestBody:
+        """What it holds, or asks for while it waits."""
+        return self.body.request if self.held is None else self.held.request or self.body.request
+
     def lease(self) -> Lease:
         """Return the core's value of the lease that the claim holds."""
         if self.held is None:
@@ -103,7 +134,7 @@ class Entry:
             id=LeaseId(self.held.lease_id),
             claim_id=ClaimId(self.claim_id),
             devices=tuple(DeviceId(device) for device in (*self.held.devices, *self.held.spares)),
-            request=self.body.request.to_request(),
+            request=self.request.to_request(),
             granted_at=self.held.granted_at,
             expires_at=self.held.expires_at,
             claim=self.claim(),
@@ -138,8 +169,14 @@ class Board:
         entry.state = ClaimState.GRANTED
         entry.reason_code = entry.reason = entry.position = entry.expected_at = None
         self.by_lease[held.lease_id] = entry
-        for device in (*held.devices, *held.spares):
+        for device in held.at_work():
             self.by_device[device] = entry
+
+    def change(self, entry: Entry, **changes: object) -> None:
+        """Show that a live lease became another; one that is over stays so."""
+        if entry.held is not None:
+            self._leave(entry, entry.held)
+            self.hold(entry, replace(entry.held, **changes))  # type: ignore[arg-type]
 
     def close(self, entry: Entry, state: ClaimState, reason_code: str, reason: str | None = None) -> None:
         """Show that a claim is over, and free what it held."""
@@ -151,9 +188,7 @@ class Board:
                 del self.by_task[task_of(entry.body.key)]
         if entry.held is not None:
             self.by_lease.pop(entry.held.lease_id, None)
-            for device in (*entry.held.devices, *entry.held.spares):
-                if self.by_device.get(device) is entry:
-                    del self.by_device[device]
+            self._leave(entry, entry.held)
             entry.held = None
         entry.state, entry.reason_code, entry.reason = state, reason_code, reason
         entry.position = entry.expected_at = None
@@ -178,9 +213,13 @@ class Board:
         held = old.held
         if held is None:
             raise ValueError(f"claim {old.claim_id} holds nothing to pass on")
-        old.held = None
         self.close(old, ClaimState.ENDED, "superseded")
-        self.hold(new, replace(held, epoch=held.epoch + 1, collected=False))
+        self.hold(new, replace(held, epoch=held.epoch + 1, collected=False, offer=None))
+
+    def _leave(self, entry: Entry, held: HeldDevices) -> None:
+        for device in held.at_work():
+            if self.by_device.get(device) is entry:
+                del self.by_device[device]
 
 
 def _moved(old: datetime | None, new: datetime | None) -> bool:
@@ -222,5 +261,26 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
             granted_at=held.row.granted_at,
             expires_at=held.row.expires_at,
             collected=held.row.collected_at is not None,
+            request=None if held.row.request is None else RequestBody.model_validate(held.row.request),
+            moved_by=held.row.moved_by,
         )
+        entry.held.offer = _offer_of(held, entry)
     return entry
+
+
+def _offer_of(held: StoredLease, entry: Entry) -> OpenOffer | None:
+    """Return the offer as the tables have it: from what the lease is, which it cannot leave meanwhile."""
+    row = held.offer
+    if row is None:
+        return None
+    lease = entry.lease()
+    offer = Offer(
+        lease_id=lease.id,
+        from_devices=lease.devices,
+        from_request=lease.request,
+        devices=tuple(DeviceId(device) for device in row.devices),
+        request=RequestBody.model_validate(row.request).to_request(),
+        expires_at=row.expires_at,
+        phase=OfferPhase(row.phase),
+    )
+    return OpenOffer(row.id, offer)

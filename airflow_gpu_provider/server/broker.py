@@ -217,7 +217,7 @@ class Broker:
         held = {
             device: lease.row.id
             for lease, _claim in self.repository.live_leases()
-            for device in (*lease.devices, *lease.spares)
+            for device in lease.at_work()
         }
         return held.get
 

@@ -23,6 +23,7 @@ from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Plac
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
 from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
+from airflow_gpu_provider.server.changes import Change, lapse
 from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.draft import Asked, Draft, fail
 from airflow_gpu_provider.server.requests import Request, Submit, apply
@@ -169,17 +170,21 @@ class Desk:
         draft = Draft(Turn(self._clock()))
         postponed: list[Asked] = []
         answers: list[tuple[Asked, Entry]] = []
-        for each in asked:
-            try:
-                entry = apply(each.request, self, draft)
-            except Exception as error:
-                each.answer.set_exception(error)  # refused: the request is wrong, the turn is not
-                continue
-            if entry is None:
-                postponed.append(each)
-            else:
-                answers.append((each, entry))
-        self._decide(draft)
+        for is_behind in (False, True):
+            for each in asked:
+                if isinstance(each.request, Change) is not is_behind:
+                    continue
+                try:
+                    entry = apply(each.request, self, draft)
+                except Exception as error:
+                    each.answer.set_exception(error)  # refused: the request is wrong, the turn is not
+                    continue
+                if entry is None:
+                    postponed.append(each)
+                else:
+                    answers.append((each, entry))
+            if not is_behind:
+                self._decide(draft)
         return postponed, answers, draft
 
     def _keep(self, asked: Iterable[Asked]) -> None:
@@ -212,6 +217,8 @@ class Desk:
         self._reject(decisions, draft)
         for placement in decisions.placements:
             self._grant(placement, draft)
+        for lease_id in decisions.lapsed:
+            lapse(self.board.by_lease[lease_id], self, draft)
 
     def _entry(self, claim_id: str, draft: Draft) -> Entry:
         return draft.new.get(claim_id) or self.board.entries[claim_id]

@@ -165,6 +165,7 @@ class Leader(threading.Thread):
             [entry.lease() for entry in entries if entry.held is not None],
             [entry.claim() for entry in entries if entry.held is None],
             self._store.recent_requests(_MIX),
+            offers=[e.held.offer.offer for e in entries if e.held is not None and e.held.offer is not None],
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)

@@ -24,9 +24,11 @@ from airflow_gpu_provider.exceptions import (
     GpuProviderError,
     IdentityRefused,
     LeaseLost,
+    NotResized,
 )
 from airflow_gpu_provider.server.auth import Identity, Role, identify
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.desk import NotLeading
 from airflow_gpu_provider.wire import wrong_fields
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ _STATUS: tuple[tuple[type[GpuProviderError], int], ...] = (
     (BodyRefused, 422),
     (Forbidden, 403),
     (LeaseLost, 409),
+    (NotResized, 412),
     (BrokerUnavailable, 503),
 )
 
@@ -158,6 +161,8 @@ def _refusal(error: GpuProviderError) -> JSONResponse:
         code = 403 if error.reason == "lease_secret" else 401
     else:
         code = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
+    if error.reason == NotLeading.default_reason:
+        headers["Connection"] = "close"  # the next try may reach another replica
     detail = {"detail": {"reason": error.reason, "message": error.message}}
     return JSONResponse(detail, code, headers=headers)

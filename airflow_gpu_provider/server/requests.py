@@ -13,8 +13,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placement
-from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
+from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.board import Entry, task_of
+from airflow_gpu_provider.server.changes import (
+    Change,
+    change,
+    held_entry,
+)
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.turns import Overtaken, PassedOn
@@ -68,7 +73,7 @@ class Release:
     failed_devices: tuple[str, ...] = ()
 
 
-Request = Submit | Collect | Cancel | Renew | Release
+Request = Submit | Collect | Cancel | Renew | Release | Change
 
 
 def apply(request: Request, desk: Desk, draft: Draft) -> Entry | None:
@@ -79,6 +84,8 @@ def apply(request: Request, desk: Desk, draft: Draft) -> Entry | None:
         return _cancel(request, desk, draft)
     if isinstance(request, Collect):
         return _collect(request, desk, draft)
+    if isinstance(request, Change):
+        return change(request, desk, draft)
     return _renew_or_release(request, desk, draft)
 
 
@@ -131,7 +138,7 @@ def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, dr
             continue
         devices = (*held.devices, *held.spares)
         lives = held.expires_at > draft.turn.now  # else this very turn ends it
-        fits = old.body.request == new.body.request and set(devices) <= request.usable
+        fits = old.request == new.body.request and set(devices) <= request.usable
         if not passed_on and lives and fits:
             passed_on = True
             draft.turn.passed_on.append(PassedOn(held.lease_id, old.claim_id, new.claim_id, held.epoch + 1))
@@ -194,15 +201,7 @@ def _collect(request: Collect, desk: Desk, draft: Draft) -> Entry | None:
 
 
 def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Entry | None:
-    entry = desk.board.by_lease.get(request.lease_id)
-    if entry is None or entry.held is None:
-        raise LeaseLost(f"Lease {request.lease_id} has ended, or was never given.", reason="unknown_lease")
-    held = entry.held
-    if held.epoch != request.epoch:
-        raise LeaseLost(
-            f"Lease {request.lease_id} is in epoch {held.epoch}; epoch {request.epoch} is over: a later try "
-            "holds it."
-        )
+    entry, held = held_entry(request.lease_id, request.epoch, desk)
     if draft.touches(entry.claim_id, task_of(entry.body.key)):
         return None
     assert desk.engine is not None

@@ -10,9 +10,10 @@ from airflow_gpu_provider.broker.drain import Drain, DrainScope
 from airflow_gpu_provider.broker.reasons import asked
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.reports import DeviceReport
+from airflow_gpu_provider.resizes import OfferView, ResizeAnswer
 from airflow_gpu_provider.rows import DeviceRow, DrainRow, LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.server.auth import lease_secret
-from airflow_gpu_provider.server.board import Entry, HeldDevices, entry_of
+from airflow_gpu_provider.server.board import Entry, HeldDevices, OpenOffer, entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
 from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
@@ -57,6 +58,29 @@ def _lease_view(broker: Broker, claim_id: str, held: HeldDevices) -> LeaseView:
     )
 
 
+def resize_answer(broker: Broker, entry: Entry) -> ResizeAnswer:
+    """Return a lease and its open offer, for its holder. Raise LeaseLost when it ended meanwhile."""
+    held = entry.held
+    if held is None:
+        raise LeaseLost(f"The lease of claim {entry.claim_id} has just ended.")
+    offer = None if held.offer is None else _offer_view(broker, held.offer)
+    return ResizeAnswer(lease=_lease_view(broker, entry.claim_id, held), offer=offer)
+
+
+def _offer_view(broker: Broker, open_offer: OpenOffer) -> OfferView:
+    offer = open_offer.offer
+    members = offer.request.gpus
+    return OfferView(
+        offer_id=open_offer.id,
+        phase=offer.phase,
+        devices=[_device_view(broker, device) for device in offer.devices[:members]],
+        spares=[_device_view(broker, device) for device in offer.devices[members:]],
+        moves=list(offer.moves),
+        expires_at=offer.expires_at,
+        expires_in_s=max(0.0, (offer.expires_at - broker.clock()).total_seconds()),
+    )
+
+
 def _device_view(broker: Broker, device_id: str) -> DeviceView:
     known = broker.mirror.device(device_id)
     if known is None:
@@ -86,7 +110,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
         device: task_name(entry.body.key)
         for entry in broker.entries()
         if entry.held is not None
-        for device in (*entry.held.devices, *entry.held.spares)
+        for device in (*entry.held.devices, *entry.held.spares, *entry.held.offered())
     }
     rows = []
     for stored in broker.mirror.stored():
@@ -179,18 +203,28 @@ def leases(broker: Broker) -> list[LeaseRow]:
         LeaseRow(
             lease_id=held.lease_id,
             key=entry.body.key,
-            request=entry.body.request,
+            request=entry.request,
             owner=entry.body.owner,
             devices=[*held.devices, *held.spares],
             nodes=list(held.nodes),
             granted_at=held.granted_at,
             expires_in_s=round((held.expires_at - now).total_seconds(), 1),
             epoch=held.epoch,
+            move=_move(held),
         )
         for entry in broker.entries()
         if (held := entry.held) is not None
     ]
     return sorted(rows, key=lambda row: (row.granted_at, row.lease_id))
+
+
+def _move(held: HeldDevices) -> str | None:
+    """Return the open offer in a few words."""
+    if held.offer is None:
+        return None
+    offer = held.offer.offer
+    moves = ", ".join(f"{old} to {new}" for old, new in offer.moves)
+    return f"{offer.phase.value} until {offer.expires_at:%H:%M:%S UTC}: {moves}"
 
 
 def drain_row(drain: Drain) -> DrainRow:

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, false, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.store.changes import withdraw_offers
 from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.rows import (
@@ -27,6 +28,7 @@ from airflow_gpu_provider.store.rows import (
     new_claim_row,
     with_devices,
 )
+from airflow_gpu_provider.store.script import StepByStep
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.store.turns import note_event
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
@@ -81,7 +83,7 @@ class Repository:
         for row in withdrawn.all():
             note_event(connection, row.id)
         live = connection.execute(
-            select(lease.c.id, lease.c.claim_id, claim.c.request)
+            select(lease.c.id, lease.c.claim_id, lease.c.request.label("resized"), claim.c.request)
             .join(claim, claim.c.id == lease.c.claim_id)
             .where(earlier, lease.c.ended_at.is_(None), lease.c.expires_at > now)
         ).all()
@@ -89,14 +91,19 @@ class Repository:
         passed_on = False
         for row in live:
             devices = connection.scalars(
-                select(lease_device.c.device_id).where(lease_device.c.lease_id == row.id)
+                select(lease_device.c.device_id).where(
+                    lease_device.c.lease_id == row.id,
+                    lease_device.c.ended_at.is_(None),
+                    lease_device.c.is_offered == false(),
+                )
             ).all()
-            if not passed_on and row.request == wanted and all(d in usable for d in devices):
+            if not passed_on and (row.resized or row.request) == wanted and all(d in usable for d in devices):
                 connection.execute(
                     update(lease)
                     .where(lease.c.id == row.id)
                     .values(claim_id=claim_id, epoch=lease.c.epoch + 1, collected_at=None)
                 )
+                withdraw_offers(StepByStep(connection), [row.id])
                 _set_state(connection, row.claim_id, ClaimState.ENDED, now)
                 connection.execute(
                     update(claim).where(claim.c.id == claim_id).values(state=ClaimState.GRANTED.value)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, false, select
 
-from airflow_gpu_provider.store.tables import lease_device
+from airflow_gpu_provider.broker.move import OfferPhase
+from airflow_gpu_provider.store.tables import lease_device, offer
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
 
 ClaimRow = Any  # a row of the claim table
@@ -20,12 +21,20 @@ OF_CLAIM = "of_claim_"
 
 @dataclass(frozen=True, slots=True)
 class StoredLease:
-    """A lease with the devices it holds or held."""
+    """A live lease with the devices it holds, and the move it is offered."""
 
     row: Row[Any]
     devices: tuple[str, ...]
     spares: tuple[str, ...]
     nodes: tuple[str, ...]
+    offer: Row[Any] | None = None
+
+    def at_work(self) -> tuple[str, ...]:
+        """Return the devices that its holder may use: both places while it moves."""
+        own = (*self.devices, *self.spares)
+        if self.offer is None or self.offer.phase != OfferPhase.ACCEPTED.value:
+            return own
+        return (*own, *(device for device in self.offer.devices if device not in own))
 
 
 def task_key(row: ClaimRow) -> TaskKey:
@@ -72,23 +81,26 @@ class ClaimPart:
 
 
 def with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredLease]:
-    """Return these rows of the lease table with the devices of each."""
+    """Return these live leases, rows of the lease table, with the devices and the offer of each."""
     held: dict[str, list[Row[Any]]] = {row.id: [] for row in rows}
-    of_leases = select(lease_device).order_by(lease_device.c.is_spare, lease_device.c.rank)
+    live = lease_device.c.ended_at.is_(None), lease_device.c.is_offered == false()
+    of_leases = select(lease_device).where(*live).order_by(lease_device.c.is_spare, lease_device.c.rank)
+    offers = select(offer)
     # Thousands of live leases are named by their state: their ids would make too long a statement.
-    if len(held) > MOST_NAMED:
-        of_leases = of_leases.where(lease_device.c.ended_at.is_(None))
-    else:
+    if len(held) <= MOST_NAMED:
         of_leases = of_leases.where(lease_device.c.lease_id.in_(list(held)))
+        offers = offers.where(offer.c.lease_id.in_(list(held)))
     for row in connection.execute(of_leases):
         if row.lease_id in held:
             held[row.lease_id].append(row)
+    offered = {row.lease_id: row for row in connection.execute(offers)}
     return [
         StoredLease(
             row=row,
             devices=tuple(d.device_id for d in held[row.id] if not d.is_spare),
             spares=tuple(d.device_id for d in held[row.id] if d.is_spare),
             nodes=tuple(sorted({d.node for d in held[row.id]})),
+            offer=offered.get(row.id),
         )
         for row in rows
     ]

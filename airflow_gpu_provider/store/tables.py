@@ -24,6 +24,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.engine import Dialect
 
@@ -109,6 +110,8 @@ lease = Table(
     Column("end_reason", String(50), nullable=True),
     Column("outcome", String(250), nullable=True),
     Column("failed_devices", JSON, nullable=True),
+    Column("request", JSON, nullable=True),  # wire.RequestBody of a resized lease; null: the claim's
+    Column("moved_by", String(36), nullable=True),  # the offer that it committed last
     UniqueConstraint("claim_id", name="uq_gpu_lease_claim"),
     Index("ix_gpu_lease_ended_at", "ended_at"),
 )
@@ -121,6 +124,8 @@ lease_device = Table(
     Column("node", String(250), nullable=False),
     Column("rank", Integer, nullable=False),  # order of the members, then of the spares
     Column("is_spare", Integer, nullable=False),
+    # held for a move of the lease, not its own yet
+    Column("is_offered", Boolean, nullable=False, server_default=false()),
     Column("ended_at", UtcDateTime, nullable=True),
 )
 Index(
@@ -129,6 +134,18 @@ Index(
     unique=True,
     sqlite_where=lease_device.c.ended_at.is_(None),
     postgresql_where=lease_device.c.ended_at.is_(None),
+)
+
+# A move that a live lease is offered.
+offer = Table(
+    "gpu_offer",
+    metadata,
+    Column("lease_id", String(36), ForeignKey("gpu_lease.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", String(36), nullable=False),
+    Column("devices", JSON, nullable=False),  # all devices after the move, members first
+    Column("request", JSON, nullable=False),  # wire.RequestBody after the move
+    Column("phase", String(20), nullable=False),  # broker.move.OfferPhase
+    Column("expires_at", UtcDateTime, nullable=False),
 )
 
 leader = Table(

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
 
 from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.store.changes import Changes, change_all, withdraw_offers
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
@@ -65,10 +66,11 @@ class Turn:
     grants: list[Grant] = field(default_factory=list)
     renewed: dict[str, datetime] = field(default_factory=dict)
     collected: dict[str, datetime] = field(default_factory=dict)  #: lease, new end of its TTL
+    changes: Changes = field(default_factory=Changes)
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
-        return not any(
+        return self.changes.is_empty() and not any(
             (
                 self.claims,
                 self.passed_on,
@@ -104,6 +106,8 @@ class TurnStore:
                 _pass_on(script, turn)
                 end_all(script, turn.endings, turn.now)
                 _expire(script, turn)
+                ended = Overtaken("a lease was ended by another replica before it was changed")
+                change_all(script, turn.changes, turn.now, ended)
                 _reject(script, turn)
                 _grant(script, turn)
                 _extend(script, turn)
@@ -197,6 +201,7 @@ def _pass_on(script: Script, turn: Turn) -> None:
         ended = Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
         values = {"key": passed.lease_id, "to": passed.new_claim_id, "number": passed.epoch}
         script.require(_PASS_ON, 1, ended, **values)
+        withdraw_offers(script, [passed.lease_id])
         close_claims(script, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
 
 

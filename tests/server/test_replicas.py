@@ -19,6 +19,9 @@ from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody
 
 from .conftest import SECRET, ask, report, until_leading
 
+#: (leader, follower)
+Replicas = tuple[Broker, Broker]
+
 
 def until(check: Callable[[], bool], what: str, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
@@ -28,7 +31,7 @@ def until(check: Callable[[], bool], what: str, seconds: float = 20) -> None:
 
 
 @pytest.fixture
-def replicas(postgres_url: str) -> Iterator[tuple[Broker, Broker]]:
+def replicas(postgres_url: str) -> Iterator[Replicas]:
     """Yield (leader, follower); the agent of the only node talks to the follower."""
     migrate(postgres_url)
     settings = Settings(
@@ -63,7 +66,7 @@ def release(broker: Broker, entry: Entry) -> None:
     asyncio.run(broker.release(entry.held.lease_id, body))
 
 
-def test_a_request_to_the_follower_is_decided_by_the_leader(replicas: tuple[Broker, Broker]) -> None:
+def test_a_request_to_the_follower_is_decided_by_the_leader(replicas: Replicas) -> None:
     leader, follower = replicas
     first = until_granted(follower, ask(follower, "one", gpus=2))
     assert not follower.desk.is_open, "it does not decide"
@@ -75,7 +78,7 @@ def test_a_request_to_the_follower_is_decided_by_the_leader(replicas: tuple[Brok
     assert leader.repository.counts() == (0, 1, 1)
 
 
-def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: tuple[Broker, Broker]) -> None:
+def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: Replicas) -> None:
     leader, follower = replicas
     entry = until_granted(leader, ask(leader, "one"))
     assert entry.held is not None
@@ -92,14 +95,14 @@ def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: tuple[Br
         asyncio.run(leader.renew(lease_id, renewal))
 
 
-def test_the_same_key_at_both_replicas_is_one_claim(replicas: tuple[Broker, Broker]) -> None:
+def test_the_same_key_at_both_replicas_is_one_claim(replicas: Replicas) -> None:
     leader, follower = replicas
     assert ask(follower, "one") == ask(leader, "one") == ask(follower, "one")
     until(lambda: leader.repository.counts() == (0, 1, 1), "one lease")
 
 
 def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
-    replicas: tuple[Broker, Broker], postgres_url: str
+    replicas: Replicas, postgres_url: str
 ) -> None:
     leader, follower = replicas
     claim_id = ask(leader, "one")
@@ -111,7 +114,7 @@ def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
     assert look(follower, claim_id).state is ClaimState.ENDED
 
 
-def test_the_follower_takes_over_with_all_that_was_promised(replicas: tuple[Broker, Broker]) -> None:
+def test_the_follower_takes_over_with_all_that_was_promised(replicas: Replicas) -> None:
     leader, follower = replicas
     held = until_granted(leader, ask(leader, "one", gpus=2))
     waiting = ask(leader, "two", gpus=2)
@@ -126,7 +129,7 @@ def test_the_follower_takes_over_with_all_that_was_promised(replicas: tuple[Brok
     assert follower.repository.counts() == (0, 1, 2)
 
 
-def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: tuple[Broker, Broker]) -> None:
+def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: Replicas) -> None:
     leader, follower = replicas
     term = leader.leader._term
     assert term is not None

@@ -1,0 +1,60 @@
+"""What travels between the broker and the holder of a lease that becomes more, less, or moves.
+
+Pydantic models only, like `wire`. A wish names what the lease should be, not by how much it should change, so
+that a call that got no answer can be repeated.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field, model_validator
+
+from airflow_gpu_provider.broker.model import DeviceId
+from airflow_gpu_provider.broker.move import OfferPhase
+from airflow_gpu_provider.broker.resize import Wish
+from airflow_gpu_provider.wire import MOST_GPUS, MOST_MIB, DeviceView, LeaseView, Name, RenewBody
+
+
+class ResizeBody(RenewBody):
+    """Ask for more or less: so much memory on each device, or so many members."""
+
+    memory_mib: int | None = Field(None, ge=1, le=MOST_MIB)
+    gpus: int | None = Field(None, ge=1, le=MOST_GPUS)
+    #: with `gpus`: the devices that are given back; the last ones where none is named
+    leave: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> ResizeBody:
+        if (self.memory_mib is None) == (self.gpus is None):
+            raise ValueError("ask for memory_mib or for gpus, one of them at a time")
+        return self
+
+    def to_wish(self) -> Wish:
+        """Return the core's value."""
+        return Wish(self.memory_mib, self.gpus, tuple(map(DeviceId, self.leave)))
+
+
+class MoveBody(RenewBody):
+    """Accept, commit or decline the move that was offered."""
+
+    offer_id: Name
+
+
+class OfferView(BaseModel):
+    """A move as the holder sees it: its lease after it, and who goes where."""
+
+    offer_id: str
+    phase: OfferPhase
+    devices: list[DeviceView]
+    spares: list[DeviceView] = []
+    moves: list[tuple[str, str]]  #: old and new device of each member that moves
+    expires_at: datetime
+    expires_in_s: float
+
+
+class ResizeAnswer(BaseModel):
+    """The lease as it is now, and the move that is offered where it cannot change in place."""
+
+    lease: LeaseView
+    offer: OfferView | None = None
