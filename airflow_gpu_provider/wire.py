@@ -97,9 +97,8 @@ class RequestBody(Body):
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""
-        fields = self.model_dump()
         sets = {"models": frozenset(self.models), "artifacts": frozenset(self.artifacts)}
-        return GpuRequest(**{**fields, **sets})
+        return GpuRequest(**{**dict(self), **sets})
 
     @classmethod
     def from_request(cls, request: GpuRequest) -> RequestBody:

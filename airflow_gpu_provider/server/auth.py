@@ -7,7 +7,6 @@ it. People do not come this way: the routes for them use Airflow's own login, se
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import time
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ def verify_token(secret: str, token: str) -> Identity:
 
 def lease_secret(key: str, lease_id: str, epoch: int) -> str:
     """Return the secret that renew and release of this epoch of a lease must present."""
-    return hmac.new(key.encode(), f"lease:{lease_id}:{epoch}".encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(key.encode(), f"lease:{lease_id}:{epoch}".encode(), "sha256").hex()
 
 
 def check_lease_secret(key: str, lease_id: str, epoch: int, presented: str) -> None:

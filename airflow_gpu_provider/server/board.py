@@ -130,14 +130,15 @@ class Entry:
         """Return the core's value of the lease that the claim holds."""
         if self.held is None:
             raise ValueError(f"claim {self.claim_id} holds nothing")
+        claim, resized = self.claim(), self.held.request
         return Lease(
             id=LeaseId(self.held.lease_id),
-            claim_id=ClaimId(self.claim_id),
+            claim_id=claim.id,
             devices=tuple(DeviceId(device) for device in (*self.held.devices, *self.held.spares)),
-            request=self.request.to_request(),
+            request=claim.request if resized is None else resized.to_request(),
             granted_at=self.held.granted_at,
             expires_at=self.held.expires_at,
-            claim=self.claim(),
+            claim=claim,
         )
 
 

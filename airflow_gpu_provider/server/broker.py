@@ -107,6 +107,7 @@ class Broker:
     def stop(self) -> None:
         """Stop the loop, resign and close the database."""
         self.leader.stop()
+        self.store.close()
         self.engine.dispose()
 
     # -- claims

@@ -64,18 +64,37 @@ class Script(Protocol):
         """Add rows of which none may exist; else nothing is written and `otherwise` raised."""
 
 
-@contextmanager
-def transaction(engine: Engine) -> Iterator[Script]:
-    """Yield a script whose statements are written, all or none, when the block ends."""
-    if engine.driver == "psycopg2":
-        # No BEGIN and COMMIT of their own: PostgreSQL makes one transaction of statements sent as one.
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            script = OneTrip(connection)
+class Scripts:
+    """Makes transactions, one at a time. On psycopg2 they share a connection that stays open."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Script]:
+        """Yield a script whose statements are written, all or none, when the block ends."""
+        if self._engine.driver != "psycopg2":
+            with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+                yield StepByStep(connection)
+            return
+        if self._open is None:
+            # No BEGIN and COMMIT of their own: PostgreSQL makes one transaction of statements sent as one.
+            self._open = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            script = OneTrip(self._open)
             yield script
             script.send()
-    else:
-        with engine.connect().execution_options(**WRITES) as connection, connection.begin():
-            yield StepByStep(connection)
+            self._open.commit()  # ends what SQLAlchemy takes for a transaction; nothing is sent
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connection back; the next transaction takes another."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
 class StepByStep:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.store.changes import Changes, change_all, withdraw_off
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
-from airflow_gpu_provider.store.script import Script, one_of, transaction
+from airflow_gpu_provider.store.script import Script, Scripts, one_of
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
@@ -89,6 +89,11 @@ class TurnStore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._scripts = Scripts(engine)
+
+    def close(self) -> None:
+        """Give the connection back that turns are written on."""
+        self._scripts.close()
 
     def write(self, term: Term, turn: Turn) -> None:
         """Write all of a turn or nothing.
@@ -98,7 +103,7 @@ class TurnStore:
         """
         stale = StaleTerm(f"term {term.number} of {term.holder} is over")
         try:
-            with transaction(self._engine) as script:
+            with self._scripts.transaction() as script:
                 script.require(IN_TERM, 1, stale, me=term.holder, number=term.number)
                 if turn.forgotten:
                     script.run(_FORGET, ids=turn.forgotten)

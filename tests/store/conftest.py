@@ -42,8 +42,10 @@ def repository(engine: Engine) -> Repository:
 
 
 @pytest.fixture
-def turns(engine: Engine) -> TurnStore:
-    return TurnStore(engine)
+def turns(engine: Engine) -> Iterator[TurnStore]:
+    turns = TurnStore(engine)
+    yield turns
+    turns.close()
 
 
 @pytest.fixture
