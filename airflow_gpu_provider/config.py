@@ -71,7 +71,16 @@ class Settings(BaseModel):
         0.5, gt=0, le=1, description="Nodes with a CPU load above this share are not offered."
     )
     ageing_per_min: float = Field(
-        1.0, ge=0, description="Points of value a waiting claim gains a minute, so that nobody starves."
+        0.02,
+        ge=0,
+        description="Points of value a waiting claim gains a minute, so that nobody starves. 0.02: whoever "
+        "waits 50 minutes longer is ahead of one more point.",
+    )
+    small_first: float = Field(
+        1.0,
+        ge=0,
+        description="Points of value a claim loses each time its work (devices times `max_runtime`, 4 hours "
+        "if not given) doubles, so that among equals short work goes first. 0: in order of arrival.",
     )
     backfill_penalty: float = Field(
         1000.0,
@@ -142,6 +151,7 @@ class Settings(BaseModel):
         return CyclePolicy(
             max_load=self.max_load,
             ageing_per_min=self.ageing_per_min,
+            small_first=self.small_first,
             backfill_penalty=self.backfill_penalty,
             cost_band=self.cost_band,
         )

@@ -240,7 +240,8 @@ class CyclePolicy:
     """Settings of the cycle, see the configuration reference for their meaning."""
 
     max_load: float = 0.5
-    ageing_per_min: float = 1.0
+    ageing_per_min: float = 0.02
+    small_first: float = 1.0
     backfill_penalty: float = 1000.0
     cost_band: float = 50.0
 

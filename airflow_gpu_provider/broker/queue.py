@@ -1,10 +1,11 @@
 """Who is next, and what a claim that cannot start keeps for itself.
 
-Order: value, less a penalty for backfill runs, plus ageing; ties by time of submission, then id. All claims
-age alike, so the order of two never changes and is kept as a number. A blocked claim holds the free devices
-that it could use; a later one may take them only if it promises to end before the blocked one is expected
-to start (EASY backfill). Claims for other devices pass freely. A claim that waits for people (drained
-devices) holds nothing, or it would idle the rest. The next step is `cycle.decide` or `engine.Engine`.
+Order: value, less a penalty for backfill runs and for the size of the work, plus ageing; ties by time of
+submission, then id. All claims age alike, so the order of two never changes and is kept as a number. The
+first blocked of those who compete for the same devices holds what it needs of them; a later one may take
+that only if it promises to end before the first is expected to start (EASY backfill). Claims for other
+devices pass freely. A claim that waits for people (drained devices) holds nothing, or it would idle the rest.
+The next step is `cycle.decide` or `engine.Engine`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from math import log2
 from typing import TypeAlias
 
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, Place, part_of
 from airflow_gpu_provider.broker.diagnosis import Outlook
-from airflow_gpu_provider.broker.forecast import NOTHING, Expected, Forecast
+from airflow_gpu_provider.broker.forecast import Expected, Forecast
 from airflow_gpu_provider.broker.layout import BoolArray
 from airflow_gpu_provider.broker.model import (
+    WHOLE_DEVICE,
     Claim,
     ClaimId,
     CyclePolicy,
@@ -35,6 +38,9 @@ from airflow_gpu_provider.broker.placement import Found, Placer
 #: one. Bounds the time of a walk, not what is decided for the head.
 _FORECAST_DEPTH = 100
 
+#: How long a claim counts that promises no end: as long work, so that a promise never moves it back.
+_UNSAID_S = 4 * 3600.0
+
 _EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 #: Sorts claims, the next one first.
@@ -47,7 +53,14 @@ def rank(claim: Claim, now: datetime, policy: CyclePolicy) -> Rank:
     """Return the claim's place in the order. Who submits by a clock that is ahead counts from ``now``."""
     penalty = policy.backfill_penalty if claim.run_type is RunType.BACKFILL else 0.0
     waits_since_min = (min(claim.submitted_at, now) - _EPOCH).total_seconds() / 60
-    return (policy.ageing_per_min * waits_since_min - (claim.value - penalty), claim.submitted_at, claim.id)
+    points = claim.value - penalty - policy.small_first * _doublings(claim.request)
+    return (policy.ageing_per_min * waits_since_min - points, claim.submitted_at, claim.id)
+
+
+def _doublings(request: GpuRequest) -> float:
+    """Return how often a device-minute must be doubled to be the work that a request may be."""
+    runtime_s = _UNSAID_S if request.max_runtime_s is None else request.max_runtime_s
+    return log2(max(1.0, request.gpus * request.milli / WHOLE_DEVICE * runtime_s / 60))
 
 
 def ordered(claims: Iterable[Claim], now: datetime, policy: CyclePolicy) -> list[Claim]:
@@ -94,20 +107,32 @@ class Holds:
         self._forecast: Forecast | None = None
         self._forecasts = 0
         self._holds: list[_Hold] = []
+        #: [B, W] devices for which somebody who holds some of them waits
+        self._awaited: BoolArray = np.zeros_like(capacity.open)
 
-    def block(self, key: ClassKey) -> Expected:
-        """Keep what a claim of this class needs and say when it is expected to start."""
+    def block(self, key: ClassKey) -> None:
+        """Keep what a claim of this class needs, unless one before it already keeps of what it could use.
+
+        So of those who compete only the first keeps devices idle; it is served before the next one is first.
+        """
+        devices = self._placer.suitable(*key)
+        if not (devices & self._awaited).any() and self.keep(key):
+            self._awaited |= devices
+
+    def keep(self, key: ClassKey) -> bool:
+        """Keep what a claim of this class needs, whoever else does; return whether anything was to keep."""
         request, excluded = key
         if self._has_nothing_to_hold(key):
-            return NOTHING
+            return False
         groups = self._placer.groups(request, excluded)
         if not self._outlook.starts_by_waiting(key, key[0], groups):
-            return NOTHING
+            return False
         expected = self._expect(request, groups)
         kept = self._capacity.hide(expected.keep)
-        if kept.devices or kept.nodes:
-            self._holds.append(_Hold(kept, expected.starts_in_s))
-        return expected
+        if not (kept.devices or kept.nodes):
+            return False
+        self._holds.append(_Hold(kept, expected.starts_in_s))
+        return True
 
     def passing(self, request: GpuRequest) -> list[_Hold]:
         """Open the holds that a request need not respect; close them again with `close`."""
@@ -141,6 +166,7 @@ class Holds:
         for hold in self._holds:
             self._capacity.give(hold.part)
         self._holds.clear()
+        self._awaited[:] = False
 
     def _has_nothing_to_hold(self, key: ClassKey) -> bool:
         """Tell whether nothing at all is free that the class could use: then there is nothing to keep.

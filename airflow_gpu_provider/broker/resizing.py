@@ -137,7 +137,7 @@ class Resizing:
         near = self._regions.around(kinds, self._pending.classes.values())
         try:
             for waiting in sorted(near, key=attrgetter("rank")):
-                holds.block(waiting.key)
+                holds.keep(waiting.key)
             yield FreeRoom(self._capacity, self._placer)
         finally:
             holds.let_go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -21,7 +22,7 @@ from airflow_gpu_provider.broker.model import (
     Snapshot,
 )
 
-from .builders import NOW, after, claim, fleet, fleet_of, node, placed, singles, snapshot, waiting
+from .builders import NOW, after, claim, fleet, fleet_of, node, placed, singles, snapshot
 from .invariants import check, fits_empty
 
 POLICY = CyclePolicy()
@@ -200,26 +201,51 @@ def _of_model(each: Claim, model: str) -> Claim:
 
 
 @given(
-    gang=st.integers(2, 8), runtimes=st.lists(st.sampled_from([None, 30.0, 600.0]), min_size=8, max_size=8)
+    gangs=st.lists(st.integers(2, 8), min_size=1, max_size=3),
+    runtimes=st.lists(st.sampled_from([None, 30.0, 600.0]), min_size=1, max_size=8),
 )
-@example(gang=8, runtimes=[None] * 8)
-@settings(quick, max_examples=40)
-def test_singles_that_keep_coming_never_starve_a_gang(gang: int, runtimes: list[float | None]) -> None:
-    """Whatever ends, after all leases of the start have ended once the gang runs."""
+@example(gangs=[8], runtimes=[None])
+@settings(quick, max_examples=30)
+def test_singles_that_keep_coming_never_starve_gangs(gangs: list[int], runtimes: list[float | None]) -> None:
+    """However few devices become free, each gang gets its own of those that do, one after the other."""
+    in_order = CyclePolicy(small_first=0)
+    queue = [claim(f"gang{number}", size) for number, size in enumerate(gangs)]
+    state = snapshot(fleet(2, 4), queue, singles(4, on="n0") + singles(4, on="n1"))
+    waits = {each.id for each in queue}
+    for number in range(8 * len(gangs)):
+        now = NOW + timedelta(minutes=number + 1)
+        state = _fed(state, number, runtimes[number % len(runtimes)], now)
+        decisions = decide(state, now, in_order)
+        check(state, decisions, now, in_order)
+        waits -= placed(decisions).keys()
+        if not waits:
+            return
+        assert decisions.waiting[0].claim_id == min(waits)
+        state = after(state, decisions, now, ttl=LONG)
+    raise AssertionError(f"{waits} starved")
+
+
+@given(gang=st.integers(2, 8), runtime=st.sampled_from([None, 60.0, 600.0]))
+@example(gang=8, runtime=60.0)
+@settings(quick, max_examples=10)
+def test_smaller_work_overtakes_a_gang_for_a_bounded_time(gang: int, runtime: float | None) -> None:
     state = snapshot(fleet(2, 4), [claim("gang", gang)], singles(4, on="n0") + singles(4, on="n1"))
-    now: datetime = NOW
-    for number, runtime in enumerate(runtimes):
-        now += timedelta(minutes=1)
-        fed = replace(claim(f"fed{number}", max_runtime_s=runtime), submitted_at=now)
-        state = replace(state, claims=(*state.claims, fed), leases=state.leases[1:])
-        state = _long(state)
+    doublings = math.log2(gang * 240 / (240 if runtime is None else runtime / 60))
+    bound_h = math.ceil(doublings * POLICY.small_first / POLICY.ageing_per_min / 60)
+    for hour in range(1, bound_h + 9):
+        now = NOW + timedelta(hours=hour)
+        state = _fed(state, hour, runtime, now)
         decisions = decide(state, now, POLICY)
-        check(state, decisions, now, POLICY)
         if "gang" in placed(decisions):
             return
-        assert waiting(decisions)["gang"].position == 1
         state = after(state, decisions, now, ttl=LONG)
-    raise AssertionError("the gang starved")
+    raise AssertionError(f"the gang starved, though nobody who came after {bound_h} h is before it")
+
+
+def _fed(state: Snapshot, number: int, runtime: float | None, now: datetime) -> Snapshot:
+    """Return the state when the oldest lease has ended and one more claim for a device came."""
+    fed = replace(claim(f"fed{number}", max_runtime_s=runtime), submitted_at=now)
+    return _long(replace(state, claims=(*state.claims, fed), leases=state.leases[1:]))
 
 
 def _long(state: Snapshot) -> Snapshot:

@@ -114,7 +114,7 @@ def test_a_node_that_gets_busy_takes_no_more_until_its_load_falls() -> None:
 def test_a_hold_that_time_ends_lets_a_short_claim_pass_no_longer() -> None:
     """The gang starts in 100 s: who promises 60 s passes now, but not in 50 s."""
     busy = [*singles(1, max_runtime_s=100, expires_in_s=1000)]
-    engine = Engine(POLICY, fleet(1, 4), busy, [claim("gang", 4, value=9)])
+    engine = Engine(POLICY, fleet(1, 4), busy, [claim("gang", 4, value=99)])
     engine.turn(NOW)
     engine.submit(claim("soon", max_runtime_s=60))
     assert set(placed(engine.turn(NOW))) == {"soon"}

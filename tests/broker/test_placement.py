@@ -60,7 +60,7 @@ def test_a_gang_waits_for_devices_of_one_speed_where_the_fleet_has_enough_of_the
     """It works at the pace of its slowest member: on mixed models the fast ones would idle."""
     some = fleet_of(node("a", 4, "A100"), node("v", 4, "V100"))
     busy = singles(2, on="a") + singles(3, on="v")
-    decisions = cycle(some, [claim("gang", 3), claim("single")], busy)
+    decisions = cycle(some, [claim("gang", 3, value=9), claim("single")], busy)
     assert list(placed(decisions)) == ["single"], "what the gang does not wait for is not kept for it"
     assert waiting(decisions)["gang"].reason.text == (
         "asked 3 GPUs; of 8 suitable devices 2 free, 6 leased; starts when 1 more of one speed can be had"

@@ -40,12 +40,24 @@ def test_higher_value_goes_first_and_backfill_last() -> None:
 
 
 def test_waiting_lifts_a_claim() -> None:
-    assert order_of(claim("new", value=5), claim("old", value=0, waited_min=6)) == ["old", "new"]
-    without_ageing = CyclePolicy(ageing_per_min=0)
-    assert (
-        order_of(claim("new", value=5), claim("old", value=0, waited_min=6), policy=without_ageing)[0]
-        == "new"
-    )
+    new, old = claim("new", value=5), claim("old", value=0, waited_min=251)
+    assert order_of(new, old) == ["old", "new"]
+    assert order_of(new, old, policy=CyclePolicy(ageing_per_min=0)) == ["new", "old"]
+
+
+def test_among_equals_less_work_goes_first_and_waiting_makes_up_for_it() -> None:
+    hour = claim("hour", max_runtime_s=3600)
+    quarter = claim("quarter", max_runtime_s=900)
+    pair = claim("pair", 2, max_runtime_s=900)
+    half = claim("half", milli=500, max_runtime_s=900)
+    unsaid = claim("unsaid")
+    assert order_of(unsaid, hour, pair, quarter, half) == ["half", "quarter", "pair", "hour", "unsaid"]
+    patient = replace(hour, submitted_at=NOW - timedelta(minutes=101))  # two doublings, 50 minutes each
+    assert order_of(quarter, patient) == ["hour", "quarter"]
+    assert order_of(claim("worth", value=9), quarter) == ["worth", "quarter"], "value counts for more"
+    in_order = CyclePolicy(small_first=0)
+    earlier = replace(hour, submitted_at=NOW - timedelta(seconds=1))
+    assert order_of(quarter, earlier, policy=in_order) == ["hour", "quarter"]
 
 
 def test_equal_claims_go_by_time_then_id() -> None:
@@ -67,7 +79,7 @@ def test_positions_count_those_who_wait(cycle: Cycle) -> None:
 
 # -- holds
 def test_free_devices_that_a_blocked_claim_could_use_are_held(cycle: Cycle) -> None:
-    decisions = cycle(fleet(2, 4), [claim("gang", 8, value=1), claim("single")], singles(1))
+    decisions = cycle(fleet(2, 4), [claim("gang", 8, value=9), claim("single")], singles(1))
     assert placed(decisions) == {}
     told = waiting(decisions)
     assert told["gang"].reason.code.value == "devices_leased"
@@ -120,6 +132,18 @@ def test_cores_of_a_node_are_kept_only_as_far_as_ending_leases_do_not_bring_them
     assert placed(cycle(some, greedy, busy)) == {}
 
 
+def test_of_those_who_compete_only_the_first_keeps_devices_idle(cycle: Cycle) -> None:
+    some = fleet_of(node("a", 4, "A100"), node("v", 4, "V100"))
+    busy = singles(1, on="a") + singles(1, on="v")
+    first, single = claim("first", 4, "A100", value=99), claim("single", 1, "V100")
+    second = claim("second", 4, "A100|V100", value=50)
+    decisions = cycle(some, [first, second, single], busy)
+    assert list(placed(decisions)) == ["single"]
+    assert waiting(decisions)["first"].reason.code.value == "devices_leased"
+    alone = cycle(some, [first, claim("other", 4, "V100", value=50), single], busy)
+    assert placed(alone) == {}, "who waits for other devices keeps his own"
+
+
 # -- expected start
 def test_the_expected_start_follows_from_what_holders_promised(cycle: Cycle) -> None:
     busy = [
@@ -142,7 +166,7 @@ def test_a_follower_counts_on_what_the_claim_ahead_promises(cycle: Cycle) -> Non
 
 def test_without_a_promise_the_start_is_unknown_and_nobody_passes(cycle: Cycle) -> None:
     busy = [*singles(1), *singles(1, first=1, max_runtime_s=60)]
-    claims = [claim("gang", 4, value=9), claim("quick", max_runtime_s=1)]
+    claims = [claim("gang", 4, value=99), claim("quick", max_runtime_s=1)]
     decisions = cycle(fleet(1, 4), claims, busy)
     assert placed(decisions) == {}
     assert waiting(decisions)["gang"].starts_in_s is None

@@ -238,10 +238,11 @@ class Dynamic(RuleBasedStateMachine):
 
     def _lacks(self, key: ClassKey) -> int:
         engine, (request, excluded) = self.engine, key
-        devices = engine._placer.suitable(request, excluded)
-        if not engine._outlook.starts_by_waiting(key, request, devices):
+        groups = engine._placer.groups(request, excluded)
+        if not engine._outlook.starts_by_waiting(key, request, groups):
             return 0  # it waits for people, and keeps nothing
-        return -min(request.gpus, int(engine.capacity.room(request, devices).sum()))
+        rooms = [int(engine.capacity.room(request, devices).sum()) for devices in groups]
+        return -min(request.gpus, max(rooms))
 
     def _pick(self, index: int) -> Lease:
         return self.leases[sorted(self.leases)[index % len(self.leases)]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -96,7 +97,8 @@ def test_strict_arrival_keeps_a_small_task_behind_a_gang_and_pools_let_it_pass()
 
 def test_ours_lets_a_task_pass_a_gang_only_if_it_promises_to_end_in_time() -> None:
     on = fleet({"a": ("A100", 2)})
-    long, gang = task("long", 0, 100, max_runtime_s=100.0), task("gang", 1, 10, gpus=2)
+    long = task("long", 0, 100, max_runtime_s=100.0)
+    gang = replace(task("gang", 1, 10, gpus=2), value=99)
     quick, vague = task("quick", 2, 10, max_runtime_s=20.0), task("vague", 2, 10)
     found = by_name(run("ours", on, [long, gang, quick, vague]))
     assert (found["quick"].started_s, found["gang"].started_s, found["vague"].started_s) == (2, 100, 110)
