@@ -26,6 +26,10 @@ _REASON = Arg(("--reason",), help="Why, for those who wonder later", required=Tr
 _FOR = Arg(
     ("--for",), dest="length", help="End by itself after e.g. 2h; default: until undrained", default=None
 )
+_TASK_CLASS = Arg(
+    ("--task-class",), help="Only of this class of tasks, e.g. dag_id.task_id (default: all)", default=None
+)
+_MODEL = Arg(("--model",), help="Of that class on this GPU model, e.g. A100", default=None)
 _TRACE = Arg(
     ("--trace",),
     help="CSV or JSON lines of tasks (docs/simulate.md); default: the present queue",
@@ -66,6 +70,18 @@ def get_cli_commands() -> list[GroupCommand]:
                         args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
                     )
                     for name, text in looks
+                ),
+                ActionCommand(
+                    name="throughput",
+                    help="Show how fast classes of tasks were on each GPU model",
+                    func=lazy_load_command(f"{_COMMANDS}.throughput"),
+                    args=(_TASK_CLASS, _CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="redundancy",
+                    help="Show how many redundant shards trainings get, and why",
+                    func=lazy_load_command(f"{_COMMANDS}.redundancy"),
+                    args=(_TASK_CLASS, _MODEL, _CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
                 ),
                 ActionCommand(
                     name="drain",

@@ -16,7 +16,14 @@ from airflow.utils.providers_configuration_loader import providers_configuration
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.rows import DrainRow, LeaseRow, NodeRow, QueueRow
+from airflow_gpu_provider.rows import (
+    DrainRow,
+    LeaseRow,
+    NodeRow,
+    QueueRow,
+    RedundancyRow,
+    ThroughputRow,
+)
 from airflow_gpu_provider.wire import DrainBody, UndrainBody
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -58,6 +65,22 @@ def leases(args: argparse.Namespace) -> None:
 def drains(args: argparse.Namespace) -> None:
     """Print what is drained."""
     _print(args, [_drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
+
+
+@_command
+def throughput(args: argparse.Namespace) -> None:
+    """Print how fast classes of tasks were on each model."""
+    rows = GpuBrokerHook(args.conn_id).throughput()
+    _print(args, [_throughput_row(row) for row in rows if args.task_class in (None, row.task_class)])
+
+
+@_command
+def redundancy(args: argparse.Namespace) -> None:
+    """Print how many redundant shards trainings get, and why."""
+    hook = GpuBrokerHook(args.conn_id)
+    is_all = args.task_class is None
+    rows = hook.redundancies() if is_all else [hook.redundancy(args.task_class, args.model)]
+    _print(args, [_redundancy_row(row) for row in rows])
 
 
 @_command
@@ -193,6 +216,28 @@ def _queue_row(row: QueueRow) -> dict[str, Any]:
         "starts_in_s": _shown(row.starts_in_s),
         "reason": _shown(row.reason),
         "claim": row.claim_id,
+    }
+
+
+def _throughput_row(row: ThroughputRow) -> dict[str, Any]:
+    return {
+        "task_class": row.task_class,
+        "model": row.model,
+        "runs": row.runs,
+        "units_per_s": f"{row.units_per_s:.4g}",
+        "rating": _shown(row.rating),
+        "speed": _shown(None if row.speed is None else round(row.speed, 1)),
+        "counts": "yes" if row.counts else f"no: {row.why_not}",
+    }
+
+
+def _redundancy_row(row: RedundancyRow) -> dict[str, Any]:
+    return {
+        "task_class": row.task_class or "(all)",
+        "model": row.model or "(all)",
+        "redundant": f"{row.share:.1%}",
+        "failure_rate": f"{row.failure_rate:.1%}",
+        "reason": row.reason,
     }
 
 

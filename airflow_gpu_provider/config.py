@@ -52,7 +52,15 @@ class Settings(BaseModel):
         description="A node that has not reported for this long no longer belongs to the fleet.",
     )
     history_days: float = Field(
-        30.0, gt=0, description="Claims and leases that ended this long ago are deleted, in days."
+        30.0,
+        gt=0,
+        description="Claims and leases that ended this long ago are deleted, and what was learned of "
+        "them is, in days.",
+    )
+    measured_throughput: bool = Field(
+        True,
+        description="Prefer GPU models by how fast finished runs of the same task class were on them, as "
+        "soon as there are a few on two models. False: by their ratings only.",
     )
     report_interval_s: float = Field(
         1.0, ge=0.1, le=60, description="How often an agent reports its devices."

@@ -28,6 +28,7 @@ class DeviceReport(Body):
     foreign_pids: tuple[int, ...] = ()
     suspect: Annotated[str, AfterValidator(no_nul)] | None = None
     simulated: bool = False
+    share: float = Field(default=1.0, gt=0, le=1)  #: of the whole GPU; less for a MIG slice
 
 
 class NodeReport(Body):

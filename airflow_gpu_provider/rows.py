@@ -1,4 +1,4 @@
-"""Rows for people: fleet, queue, leases and drains, the same for the page, the CLI and the API.
+"""Rows for people: fleet, queue, leases, drains and history, the same for the page, the CLI and the API.
 
 Built in `server.views`; unknown is None, which is shown as N/A and is not 0. No row carries a secret.
 """
@@ -85,6 +85,29 @@ class DrainRow(BaseModel):
     by: str
     since: datetime
     until: datetime | None
+
+
+class ThroughputRow(BaseModel):
+    """How fast a class of tasks was on a model."""
+
+    task_class: str
+    model: str
+    runs: int
+    units_per_s: float  #: a device, in the class's own unit
+    rating: float | None  #: of the model
+    speed: float | None  #: on the scale of the ratings; None = it does not count yet
+    counts: bool
+    why_not: str | None
+
+
+class RedundancyRow(BaseModel):
+    """How many redundant shards trainings get; of the whole fleet where no class is named."""
+
+    task_class: str | None
+    model: str | None
+    share: float
+    failure_rate: float
+    reason: str
 
 
 class Status(BaseModel):

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 
@@ -23,6 +23,9 @@ MOST_MIB = 2**40
 MOST_SECONDS = 10 * 366 * 86_400.0
 MOST = 1e12
 _INT32 = 2**31 - 1
+
+#: outcome of work that ended well
+DONE = "done"
 
 
 def no_nul(text: str) -> str:
@@ -213,12 +216,35 @@ class RenewAnswer(BaseModel):
 
 
 class ReleaseBody(Body):
-    """Give a lease back. ``failed_device`` is excluded for the retry of the same task."""
+    """Give a lease back. ``failed_devices`` are excluded for the retry of the same task.
+
+    The rest tells what the run was like, for those that follow: ``work`` in units that its task class keeps
+    to, done in ``work_s`` seconds; of a training its ``shards``, how many of them failed for a fault that was
+    not the user's, and on which nodes.
+    """
 
     secret: str = Field(max_length=200)
     epoch: int = Field(ge=1, le=_INT32)
-    outcome: Name = "done"
+    outcome: Name = DONE
     failed_devices: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
+    work: float | None = Field(default=None, gt=0, le=MOST)
+    work_s: float | None = Field(default=None, gt=0, le=MOST_SECONDS)
+    shards: int | None = Field(default=None, ge=1, le=MOST_GPUS)
+    failures: int = Field(default=0, ge=0, le=MOST_GPUS)
+    failed_on: tuple[Name, ...] = Field(default=(), max_length=MOST_GPUS)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> ReleaseBody:
+        if (self.work is None) != (self.work_s is None):
+            raise ValueError("work and work_s, the seconds it took, are given together or not at all")
+        if self.failures > (self.shards or 0):
+            raise ValueError(f"{self.failures} failures of {self.shards or 0} shards: count each shard once")
+        return self
+
+    @property
+    def tells_history(self) -> bool:
+        """Whether anything can be learned from it."""
+        return self.work is not None or self.shards is not None
 
 
 class DrainBody(Body):

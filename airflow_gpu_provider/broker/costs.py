@@ -8,15 +8,15 @@ were computed decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, Layout, millicores
-from airflow_gpu_provider.broker.matching import match_degree
+from airflow_gpu_provider.broker.matching import degrees, speeds_of
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
+from airflow_gpu_provider.broker.throughput import Speeds
 
 #: Weight of leaving little room on a bank: decides only between placements that else cost the same.
 _PACKING = 100.0
@@ -49,11 +49,10 @@ def is_share(request: GpuRequest) -> bool:
     return request.gpus == 1 and request.is_shared
 
 
-def mismatch(layout: Layout, request: GpuRequest, speeds: Mapping[str, float] | None = None) -> FloatArray:
+def mismatch(layout: Layout, request: GpuRequest, speeds: Speeds | None = None) -> FloatArray:
     """Return what being slower or faster than asked costs on each kind [K], measured ``speeds`` first."""
-    asked, known = request.gpus * layout.shares(request), speeds or {}
-    speed = np.array([known.get(kind.model, kind.tflops) for kind in layout.kinds], np.float64)
-    degree = np.array([match_degree(each, request.min_tflops) for each in speed.tolist()], np.float64)
+    asked, speed = request.gpus * layout.shares(request), speeds_of(layout, speeds)
+    degree = degrees(speed, request)
     surplus = np.zeros(len(speed))
     if request.min_tflops > 0:
         faster = np.maximum(speed - request.min_tflops, 0.0)

@@ -8,14 +8,18 @@ device is free is not asked here; that is the next step, `capacity.Capacity`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.broker.throughput import Speeds
 
 
 def match_degree(tflops: float, required: float) -> float:
@@ -54,13 +58,13 @@ def candidates(
     request: GpuRequest,
     excluded: Set[DeviceId] = frozenset(),
     *,
-    speeds: Mapping[str, float] | None = None,
+    speeds: Speeds | None = None,
     nodes: BoolArray | None = None,
 ) -> Candidates:
     """Return the suitable devices of a fleet.
 
-    ``speeds`` are measured, by model, on the scale of the ratings (`throughput.Speeds`); ``nodes`` [N] are
-    those that may serve at all, such as the holders of required artifacts.
+    ``speeds`` are those measured of its class; ``nodes`` [N] are those that may serve at all, such as the
+    holders of required artifacts.
     """
     suits = np.array(
         [
@@ -80,12 +84,17 @@ def candidates(
         place = layout.place_of.get(device)
         if place is not None:
             devices[place] = False
-    return Candidates(devices, _degrees(layout, request, speeds or {})[layout.kind_of])
+    return Candidates(devices, degrees(speeds_of(layout, speeds), request)[layout.kind_of])
 
 
-def _degrees(layout: Layout, request: GpuRequest, speeds: Mapping[str, float]) -> FloatArray:
-    """Return the match degree [K] of each kind. Without a wish all match: what is lost is then a cost."""
+def speeds_of(layout: Layout, speeds: Speeds | None) -> FloatArray:
+    """Return the speed [K] of each kind: measured where that is known, else rated."""
+    kinds = layout.kinds
     return np.array(
-        [match_degree(speeds.get(kind.model, kind.tflops), request.min_tflops) for kind in layout.kinds],
-        np.float64,
+        [kind.tflops if speeds is None else speeds.of(kind.model, kind.tflops) for kind in kinds], np.float64
     )
+
+
+def degrees(speed: FloatArray, request: GpuRequest) -> FloatArray:
+    """Return the match degree [K] of each kind. Without a wish all match: what is lost is then a cost."""
+    return np.array([match_degree(each, request.min_tflops) for each in speed.tolist()], np.float64)

@@ -110,6 +110,10 @@ class FailureHistory:
         share = min(self._policy.most, 2 * rate)
         return Redundancy(share, rate, self._reason(levels, share, rate, worse, now))
 
+    def known(self) -> list[tuple[str | None, str | None]]:
+        """Return (class, model) of every level that has runs, the fleet as (None, None) first."""
+        return [((*key, None, None)[0], (*key, None, None)[1]) for key in sorted(self._tallies)]
+
     def excess_of(self, node: NodeName, now: datetime) -> float:
         """Return how much more often shards fail on a node than their kind of run explains; 1 = as usual."""
         expected = failures = self._policy.node_strength

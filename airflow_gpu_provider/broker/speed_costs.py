@@ -17,8 +17,6 @@ from airflow_gpu_provider.broker.layout import FloatArray, Kind, usual_share
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.broker.throughput import UNKNOWN, Speeds
 
-_NOTHING: Mapping[str, float] = {}
-
 
 class SpeedCosts:
     """Losses and prices by kind of device, ready to be added up at each placement."""
@@ -47,10 +45,9 @@ class SpeedCosts:
             for each, weight in sorted(weights.items()):
                 self._price += self._reached[each] * (weight / total)
 
-    def speeds(self, task_class: str | None) -> Mapping[str, float]:
-        """Return the measured speeds of a class by model; empty = nothing is known."""
-        found = None if task_class is None else self._learned.get(task_class)
-        return _NOTHING if found is None else found.by_model
+    def speeds(self, task_class: str | None) -> Speeds:
+        """Return the measured speeds of a class; empty = nothing is known."""
+        return UNKNOWN if task_class is None else self._learned.get(task_class, UNKNOWN)
 
     def of(self, request: GpuRequest, leased: float) -> FloatArray | None:
         """Return the costs [K] of a request while a share of the fleet, 0..1, is leased; None = unknown."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -46,10 +46,15 @@ class Speeds:
     """The speeds of a class by model, on the scale of the ratings; empty = nothing is known."""
 
     by_model: Mapping[str, float] = field(default_factory=dict)
+    rated: Mapping[str, float] = field(default_factory=dict)  #: of whole devices of these models, where known
 
     def of(self, model: str, rating: float) -> float:
-        """Return the measured speed of a model, or its rating."""
-        return self.by_model.get(canonical_model(model), rating)
+        """Return the measured speed of a model, or its rating; a slice has its part of it."""
+        name = canonical_model(model)
+        speed, whole = self.by_model.get(name), self.rated.get(name, 0.0)
+        if speed is None:
+            return rating
+        return speed * (rating / whole) if rating > 0 and whole > 0 else speed
 
     def degree(self, model: str, rating: float, min_tflops: float) -> float:
         """Return how well a model matches: against what is asked, or else against the best that is known.
@@ -61,6 +66,19 @@ class Speeds:
 
 
 UNKNOWN = Speeds()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a class on a model."""
+
+    task_class: str
+    model: str
+    runs: int
+    units_per_s: float  #: of each device, the median
+    rating: float | None
+    speed: float | None  #: on the scale of the ratings; None = it does not count yet
+    why_not: str | None  #: None = it counts
 
 
 class ThroughputTable:
@@ -109,7 +127,7 @@ class ThroughputTable:
         }
         if len(measured) < 2:
             return UNKNOWN
-        return Speeds(self._on_rating_scale(measured))
+        return Speeds(self._on_rating_scale(measured), {m: tflops(m, self._flavors) for m in measured})
 
     def degree(self, task_class: str | None, model: str, min_tflops: float, now: datetime) -> float:
         """Return the match degree of a model for a class, measured where it is known."""
@@ -137,6 +155,32 @@ class ThroughputTable:
         }
         least = min(costs.values())
         return {model: cost - least for model, cost in costs.items()}
+
+    def measured(self, now: datetime) -> Iterator[Measured]:
+        """Yield what is known of every class and model, whether it counts or not."""
+        for task_class in sorted(self._runs):
+            speeds = self.speeds(task_class, now)
+            for model, runs in sorted(self._runs[task_class].items()):
+                rating = tflops(model, self._flavors)
+                yield Measured(
+                    task_class=task_class,
+                    model=model,
+                    runs=len(runs),
+                    units_per_s=math.exp(self._median_log(runs, now)),
+                    rating=rating if rating > 0 else None,
+                    speed=speeds.by_model.get(model),
+                    why_not=self._why_not(model, runs, speeds, now),
+                )
+
+    def _why_not(self, model: str, runs: deque[Throughput], speeds: Speeds, now: datetime) -> str | None:
+        least = self._policy.least_runs
+        if model in speeds.by_model:
+            return None
+        if len(runs) < least:
+            return f"{len(runs)} run(s), {least} are needed"
+        if self._weight(runs, now) < least / 2:
+            return "its runs are too old"
+        return "no other model has enough runs of this class to compare with"
 
     def _on_rating_scale(self, measured: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         rated = {m: tflops(m, self._flavors) for m in measured}

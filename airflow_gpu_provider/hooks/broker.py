@@ -8,6 +8,7 @@ Only HTTP: neither tasks nor triggers may touch a database.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 from airflow.sdk import BaseHook
@@ -25,7 +26,15 @@ from airflow_gpu_provider.hooks.transport import (
     unavailable,
 )
 from airflow_gpu_provider.resizes import MoveBody, ResizeAnswer, ResizeBody
-from airflow_gpu_provider.rows import DrainRow, LeaseRow, NodeRow, QueueRow, Status
+from airflow_gpu_provider.rows import (
+    DrainRow,
+    LeaseRow,
+    NodeRow,
+    QueueRow,
+    RedundancyRow,
+    Status,
+    ThroughputRow,
+)
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimView,
@@ -141,6 +150,23 @@ class GpuBrokerHook(BaseHook):
     def leases(self) -> list[LeaseRow]:
         """Return the live leases."""
         return self._request("GET", "/v1/leases", None, list[LeaseRow])
+
+    # -- history
+    def throughput(self) -> list[ThroughputRow]:
+        """Return how fast each class of tasks was on each model."""
+        return self._request("GET", "/v1/throughput", None, list[ThroughputRow])
+
+    def redundancy(
+        self, task_class: str | None = None, model: str | None = None, *, host: str | None = None
+    ) -> RedundancyRow:
+        """Return which share of redundant shards the next training should have, and why."""
+        asked = {"task_class": task_class, "model": model, "host": host}
+        query = urlencode({name: value for name, value in asked.items() if value})
+        return self._request("GET", f"/v1/redundancy?{query}", None, RedundancyRow)
+
+    def redundancies(self) -> list[RedundancyRow]:
+        """Return that of the fleet and of every kind of training that is known."""
+        return self._request("GET", "/v1/redundancies", None, list[RedundancyRow])
 
     # -- people
     def drain(self, body: DrainBody) -> DrainRow:

@@ -157,7 +157,11 @@ class NvmlProbe:
         except self._session.library.NVMLError as error:
             model = canonical_model(gpu.name)
             known = self._known.get(leaf.uuid) or DeviceReport(
-                id=leaf.uuid, model=model, memory_mib=0, tflops=tflops(model) * leaf.share
+                id=leaf.uuid,
+                model=model,
+                memory_mib=0,
+                tflops=tflops(model) * leaf.share,
+                share=leaf.share,
             )
             return _lost(known, str(error))
 
@@ -176,6 +180,7 @@ class NvmlProbe:
             model=model,
             memory_mib=total,
             tflops=tflops(model) * leaf.share,
+            share=leaf.share,
             utilisation=None if utilisation is None else utilisation.gpu / 100,
             memory_used_mib=used,
             temperature_c=temperature,
@@ -218,5 +223,6 @@ def _lost(known: DeviceReport, words: str) -> DeviceReport:
         model=known.model,
         memory_mib=known.memory_mib,
         tflops=known.tflops,
+        share=known.share,
         suspect=suspect_reason(HealthSigns(lost=words)),
     )

@@ -15,12 +15,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
+from airflow_gpu_provider.operators.run_history import RunHistory
 from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class HeldLease:
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._failed_devices: set[str] = set()
+        self._history = RunHistory()
         self._worker_thread = threading.get_ident()
         self._renewer = threading.Thread(target=self._renew_until_ended, name="gpu-lease", daemon=True)
 
@@ -86,6 +89,23 @@ class HeldLease:
         """Remember a device that failed: a retry of this task gets others."""
         self._failed_devices.add(device_id)
 
+    def report_work(self, units: float, *, seconds: float | None = None) -> None:
+        """Tell how much was done, in any unit that the task class keeps to: products, steps, tokens.
+
+        From that the broker learns on which GPU models such work is fast. ``seconds`` is how long it took;
+        by default since the work began, or since the last report: what was done adds up.
+        """
+        self._history.add_work(units, seconds)
+
+    def report_shards(self, shards: int, *, failed_on: Sequence[str | None] = ()) -> None:
+        """Tell of a training how many shards it had, and the node of each that failed (None = not known)."""
+        self._history.shards = shards
+        self._history.failed_on = tuple(failed_on[:shards])
+
+    def told(self) -> dict[str, Any]:
+        """Return what the release will tell of the work so far."""
+        return self._history.as_fields()
+
     # -- for the operator
     @contextmanager
     def working(self) -> Iterator[HeldLease]:
@@ -96,6 +116,7 @@ class HeldLease:
         _die_with_parent(signal.SIGKILL)
         self._renewals = self._hook.for_renewals(self._view.ttl_s)
         self._renewer.start()
+        self._history.begin()
         try:
             # The kernel shows only the environment of a process's start: the mark tells the agent who we are.
             with lease_mark(self.lease_id):
@@ -124,6 +145,7 @@ class HeldLease:
             epoch=self._view.epoch,
             outcome=outcome,
             failed_devices=tuple(sorted(self._failed_devices)),
+            **self.told(),
         )
         try:
             self._hook.release(self.lease_id, body)

@@ -90,13 +90,20 @@ class ProductBatchOperator(GpuLeasedOperator):
         device = lease.devices[0]
         model = f"{device.model} (simulated)" if device.simulated else device.model
         return self._run(
-            lease.raise_if_lost, torch_device=lease.torch_device(), device=device.id, device_model=model
+            lease.raise_if_lost,
+            lease.report_work,
+            torch_device=lease.torch_device(),
+            device=device.id,
+            device_model=model,
         )
 
-    def _run(self, check: Callable[[], None], **device: str) -> dict[str, int]:
+    def _run(
+        self, check: Callable[[], None], tell: Callable[[float], None] = lambda done: None, **device: str
+    ) -> dict[str, int]:
         chunk = Chunk.from_xcom(self.chunk)
         plan = load_plan(Path(chunk.plan))
         report = run_chunk(_products(plan, chunk), self._stage_run(plan, **device), check=check)
+        tell(report.done)
         self.log.info("Chunk %d (%s), %s: %s", chunk.index, chunk.label, self.stage, report.as_json())
         self._raise_if_incomplete(report, chunk)
         return report.as_json()

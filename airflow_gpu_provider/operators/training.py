@@ -21,7 +21,7 @@ from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.local import LocalLauncher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
-from airflow_gpu_provider.operators.training_progress import ProgressLog
+from airflow_gpu_provider.operators.training_progress import ProgressLog, failed_on
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.plan import RunPlan, check_entrypoint
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
@@ -116,8 +116,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = self._plan(context, lease, folder)
         self._run = LocalLauncher().start(plan)
+        progress = ProgressLog(self._run, plan.paths, self.log)
         try:
-            record = ProgressLog(self._run, plan.paths, self.log).follow(lease)
+            record = progress.follow(lease)
         except LeaseLost:
             self._run.kill()
             raise
@@ -125,6 +126,10 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             self._run.stop()  # nothing outlives the lease; a no-op for a run that has ended
         for device_id in record.suspect_devices:
             lease.report_failed_device(device_id)
+        if (measured := progress.measured()) is not None:
+            steps, seconds = measured
+            lease.report_work(steps * plan.shard_count, seconds=seconds)
+        lease.report_shards(plan.shard_count, failed_on=failed_on(record, plan, lease))
         result = training_result(record)
         folder.mark_delivered(json.dumps(result))
         return result

@@ -8,12 +8,13 @@ every few seconds. Returns when the run has ended, or raises when the lease is l
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.exceptions import WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.training.measurements import last_report
-from airflow_gpu_provider.training.plan import RunPaths
+from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 
 if TYPE_CHECKING:
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _STEP_EVERY_S = 5.0
+_LEAST_MEASURED_S = 5.0  # records are up to half a second late
+_STEPPING = (RunState.RUNNING, RunState.FINISHING)
+
+
+def failed_on(record: RunRecord, plan: RunPlan, lease: HeldLease) -> list[str | None]:
+    """Return the node of each shard that failed for a fault that was not its author's, None = not known.
+
+    A rank that was lost twice counts once: what is wanted is how many of the shards needed a spare.
+    """
+    node_of = {device.id: device.node for device in (*lease.devices, *lease.spares)}
+    slots = (*plan.member_slots, *plan.spare_slots)
+    found: dict[int, str | None] = {}
+    for failure in record.failures:
+        if failure.rank is None or failure.cause.ends_run or failure.rank in found:
+            continue
+        number = int(failure.uid.removeprefix("u"))  # processes are numbered in the order of their slots
+        devices = slots[number].device_ids if number < len(slots) else ()
+        found[failure.rank] = next((node_of[each] for each in devices if each in node_of), None)
+    return list(found.values())
 
 
 class ProgressLog:
@@ -36,6 +56,19 @@ class ProgressLog:
         self._takeovers_told = 0
         self._state: RunState | None = None
         self._step_told_at = 0.0
+        #: first and newest step, each with when the supervisor first wrote it
+        self._seen: list[tuple[int, datetime]] = []
+
+    def measured(self) -> tuple[int, float] | None:
+        """Return (steps, seconds) between the first and the last step seen; None = too short to tell.
+
+        So the time that processes take to start is left out, and what takeovers cost is not.
+        """
+        if len(self._seen) < 2:
+            return None
+        (first, began_at), (last, ended_at) = self._seen
+        seconds = (ended_at - began_at).total_seconds()
+        return (last - first, seconds) if seconds >= _LEAST_MEASURED_S else None
 
     def follow(self, lease: HeldLease) -> RunRecord:
         """Return the last record of the run once it has ended. Raise LeaseLost."""
@@ -65,6 +98,8 @@ class ProgressLog:
             if self._state is None and record.resumed_from is not None:
                 self._log.info("Resumed from the checkpoint of step %d", record.resumed_from)
             self._state = record.state
+        if record.step > (self._seen[-1][0] if self._seen else 0) and record.state in _STEPPING:
+            self._seen[1:] = [(record.step, record.updated_at)]
         self._tell_step(record)
 
     def _tell_step(self, record: RunRecord) -> None:

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from airflow_gpu_provider.server import agents_api, changes_api, claims_api, people_api
+from airflow_gpu_provider.server import agents_api, changes_api, claims_api, history_api, people_api
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.programs import Programs
 from airflow_gpu_provider.wire import API_PREFIX
@@ -44,7 +44,7 @@ def create_app(make_broker: Callable[[], Broker], *, people: bool) -> FastAPI:
 
     app = FastAPI(title="GPU broker", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
-    for api in (claims_api, changes_api, agents_api, people_api):
+    for api in (claims_api, changes_api, agents_api, people_api, history_api):
         app.router.routes.extend(api.ROUTES)
     if people:
         from airflow_gpu_provider.server import ui_api

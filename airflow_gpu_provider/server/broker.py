@@ -22,10 +22,11 @@ from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, L
 from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
-from airflow_gpu_provider.server.desk import Desk, NotLeading
-from airflow_gpu_provider.server.draft import Asked
+from airflow_gpu_provider.server.desk import Desk
+from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
+from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.reconciler import TaskStates
@@ -34,6 +35,7 @@ from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.drains import DrainStore
 from airflow_gpu_provider.store.engine import make_engine
+from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
@@ -81,8 +83,15 @@ class Broker:
         self.nodes = NodeStore(self.engine, me)
         self.drains = Drains(DrainStore(self.engine), self.mirror, clock)
         self._cached_outbox: Outbox | None = None
+        self.runs = RunStore(self.engine)
+        self.history = History(self.runs, clock, feeds_engine=settings.measured_throughput)
         self.desk = Desk(
-            settings, self.store, clock=clock, wake=self.wakeup.ring_leader, decided=self.watches.ring
+            settings,
+            self.store,
+            clock=clock,
+            wake=self.wakeup.ring_leader,
+            decided=self.watches.ring,
+            device_of=self.mirror.device,
         )
         self.leader = Leader(
             settings=settings,
@@ -93,6 +102,8 @@ class Broker:
             nodes=self.nodes,
             mirror=self.mirror,
             drains=self.drains,
+            history=self.history,
+            runs=self.runs,
             wakeup=self.wakeup,
             clock=clock,
             task_states=task_states,
@@ -102,6 +113,7 @@ class Broker:
         """Load the fleet and start the leader's loop."""
         self.mirror.merge(self.nodes.load())
         self.drains.refresh()
+        self.history.refresh()
         self.leader.start()
 
     def stop(self) -> None:
@@ -178,16 +190,10 @@ class Broker:
     async def release(self, lease_id: str, body: ReleaseBody) -> bool:
         """Give a lease back; return False when it had ended. Raise IdentityRefused or LeaseLost."""
         check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
-        request = Release(lease_id, body.epoch, body.outcome, body.failed_devices)
+        told = body if body.tells_history else None
         found = await self._ask(
-            request,
-            lambda: self.repository.release(
-                lease_id,
-                body.epoch,
-                now=self.clock(),
-                outcome=body.outcome,
-                failed_devices=body.failed_devices,
-            ),
+            Release(lease_id, body.epoch, body.outcome, body.failed_devices, told),
+            lambda: self.repository.release(lease_id, body, now=self.clock(), device_of=self.mirror.device),
         )
         return True if isinstance(found, Entry) else found
 

@@ -18,7 +18,7 @@ from airflow_gpu_provider.server.auth import Role, check_lease_secret
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
-from airflow_gpu_provider.server.desk import NotLeading
+from airflow_gpu_provider.server.draft import NotLeading
 from airflow_gpu_provider.server.program_route import Call, program_route
 
 _ELECTION_S = 10.0  # longer than an election takes, shorter than a client waits for an answer

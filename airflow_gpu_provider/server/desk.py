@@ -25,20 +25,15 @@ from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
 from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
 from airflow_gpu_provider.server.changes import Change, lapse
 from airflow_gpu_provider.server.crowd import Crowd
-from airflow_gpu_provider.server.draft import Asked, Draft, fail
+from airflow_gpu_provider.server.draft import Asked, Draft, NotLeading, fail
 from airflow_gpu_provider.server.requests import Request, Submit, apply
 from airflow_gpu_provider.store.endings import Ending
+from airflow_gpu_provider.store.history import DeviceOf
 from airflow_gpu_provider.store.leadership import StaleTerm, Term
 from airflow_gpu_provider.store.turns import Grant, Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ClaimState
 
 _ATTEMPTS = 5
-
-
-class NotLeading(BrokerUnavailable):
-    """This replica does not decide any more: the request goes through the tables instead."""
-
-    default_reason = "not_leading"
 
 
 class Desk:
@@ -52,9 +47,11 @@ class Desk:
         clock: Callable[[], datetime],
         wake: Callable[[], None],
         decided: Callable[[Sequence[str]], None],
+        device_of: DeviceOf = lambda device: None,
     ) -> None:
         self.settings = settings
         self.store = store
+        self.device_of = device_of
         self.board = Board()
         self.engine: Engine | None = None
         #: claims whose asker waits on an open connection: their leases are collected when granted

@@ -6,10 +6,17 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from airflow_gpu_provider.exceptions import BrokerUnavailable
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.outbox import Expected
 from airflow_gpu_provider.server.requests import Request
 from airflow_gpu_provider.store.turns import Turn
+
+
+class NotLeading(BrokerUnavailable):
+    """This replica does not decide any more: the request goes through the tables instead."""
+
+    default_reason = "not_leading"
 
 
 @dataclass(slots=True)

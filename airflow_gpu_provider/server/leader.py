@@ -18,14 +18,17 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Fleet
+from airflow_gpu_provider.broker.throughput import Speeds
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
+from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.wakeup import Wakeup
+from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
@@ -55,6 +58,8 @@ class Leader(threading.Thread):
         nodes: NodeStore,
         mirror: FleetMirror,
         drains: Drains,
+        history: History,
+        runs: RunStore,
         wakeup: Wakeup,
         clock: Callable[[], datetime],
         task_states: TaskStates | None,
@@ -68,6 +73,8 @@ class Leader(threading.Thread):
         self._nodes = nodes
         self._mirror = mirror
         self._drains = drains
+        self._history = history
+        self._runs = runs
         self._wakeup = wakeup
         self._clock = clock
         self._task_states = task_states
@@ -75,6 +82,7 @@ class Leader(threading.Thread):
         self._term: Term | None = None
         self._must_load = False
         self._fleet_version = (-1, -1)
+        self._history_version = -1
         self._nodes_seen_at: datetime | None = None
         self._next_heartbeat = self._next_events = self._next_upkeep = self._next_clean_up = 0.0
 
@@ -165,12 +173,17 @@ class Leader(threading.Thread):
             [entry.lease() for entry in entries if entry.held is not None],
             [entry.claim() for entry in entries if entry.held is None],
             self._store.recent_requests(_MIX),
+            self._learned(),
             offers=[e.held.offer.offer for e in entries if e.held is not None and e.held.offer is not None],
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)
         self._must_load = False
         self._wakeup.ring_leader()
+
+    def _learned(self) -> dict[str, Speeds]:
+        self._history_version = self._history.version
+        return self._history.speeds()
 
     def _known_again(self, board: Board) -> Iterator[Entry]:
         """Yield the decided claims that queued requests ask for once more."""
@@ -213,14 +226,19 @@ class Leader(threading.Thread):
         self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
         self._mirror.age(now)
         self._drains.refresh()
+        self._history.refresh()
         if self._term is None:
             return
+        if self._desk.engine is not None and self._history.version != self._history_version:
+            self._desk.engine.learn(self._learned())
         self._reconcile()
         self._tell_standings(now)
         if time.monotonic() >= self._next_clean_up:
             self._next_clean_up = time.monotonic() + _CLEAN_UP_S
             self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
-            self._store.forget_ended_before(now - timedelta(days=self._settings.history_days))
+            forgotten_at = now - timedelta(days=self._settings.history_days)
+            self._store.forget_ended_before(forgotten_at)
+            self._runs.forget_before(forgotten_at)
 
     def _reconcile(self) -> None:
         """Ask the desk to end what Airflow says is over."""

@@ -28,7 +28,7 @@ from airflow_gpu_provider.exceptions import (
 )
 from airflow_gpu_provider.server.auth import Identity, Role, identify
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.desk import NotLeading
+from airflow_gpu_provider.server.draft import NotLeading
 from airflow_gpu_provider.wire import wrong_fields
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,14 @@ class Call:
         """Return a part of the path."""
         return str(self.scope["path_params"][name])
 
+    def word(self, name: str) -> str | None:
+        """Return a word of the query, None where it is not given or empty."""
+        query: bytes = self.scope["query_string"]
+        return parse_qs(query.decode("latin-1")).get(name, [None])[-1] if query else None
+
     def seconds(self, name: str, *, most: float) -> float:
         """Return a length of time of the query, 0 where it is not given."""
-        query: bytes = self.scope["query_string"]
-        text = parse_qs(query.decode("latin-1")).get(name, ["0"])[-1] if query else "0"
+        text = self.word(name) or "0"
         try:
             value = float(text)
         except ValueError:

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placement
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.server.board import Entry, task_of
+from airflow_gpu_provider.server.board import Entry, HeldDevices, task_of
 from airflow_gpu_provider.server.changes import (
     Change,
     change,
     held_entry,
 )
 from airflow_gpu_provider.store.endings import Ending
+from airflow_gpu_provider.store.history import FinishedRun, finished_run
 from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.turns import Overtaken, PassedOn
-from airflow_gpu_provider.wire import ClaimBody, ClaimState
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.server.desk import Desk
@@ -71,6 +72,7 @@ class Release:
     epoch: int
     outcome: str = "done"
     failed_devices: tuple[str, ...] = ()
+    told: ReleaseBody | None = None  #: of what can be learned something
 
 
 Request = Submit | Collect | Cancel | Renew | Release | Change
@@ -214,9 +216,25 @@ def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Ent
     draft.turn.endings.append(
         Ending(entry.claim_id, "released", held.lease_id, request.outcome, request.failed_devices)
     )
+    if request.told is not None and (run := _finished(entry, held, request.told, desk, draft)) is not None:
+        draft.turn.runs.append(run)
     desk.engine.end(LeaseId(held.lease_id))
     draft.then.append(lambda: desk.end(entry, ClaimState.ENDED, "released"))
     return entry
+
+
+def _finished(
+    entry: Entry, held: HeldDevices, told: ReleaseBody, desk: Desk, draft: Draft
+) -> FinishedRun | None:
+    return finished_run(
+        told,
+        lease_id=held.lease_id,
+        request=entry.body.request,
+        members=held.devices,
+        was_changed=held.request is not None or held.moved_by is not None,
+        device_of=desk.device_of,
+        now=draft.turn.now,
+    )
 
 
 def _replace(entry: Entry, **changes: object) -> None:

@@ -8,17 +8,30 @@ leader itself writes goes through `turns`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, false, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    and_,
+    delete,
+    false,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.changes import withdraw_offers
 from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
 from airflow_gpu_provider.store.rows import (
     MOST_NAMED,
     OF_CLAIM,
@@ -29,9 +42,9 @@ from airflow_gpu_provider.store.rows import (
     with_devices,
 )
 from airflow_gpu_provider.store.script import StepByStep
-from airflow_gpu_provider.store.tables import claim, lease, lease_device
+from airflow_gpu_provider.store.tables import claim, lease, lease_device, run
 from airflow_gpu_provider.store.turns import note_event
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, TaskKey
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
 
 
 class Repository:
@@ -195,23 +208,25 @@ class Repository:
                 return expires_at
             raise LeaseLost(*_why_lost(connection, lease_id, epoch))
 
-    def release(
-        self, lease_id: str, epoch: int, *, now: datetime, outcome: str, failed_devices: Iterable[str]
-    ) -> bool:
+    def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
         """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
         with self._writing() as connection:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
-            if row is None or row.epoch != epoch:
-                raise LeaseLost(*_why_lost(connection, lease_id, epoch))
+            if row is None or row.epoch != body.epoch:
+                raise LeaseLost(*_why_lost(connection, lease_id, body.epoch))
             note_event(connection, row.claim_id)
-            return end_lease(
+            told = _told(connection, row, body, now, device_of) if body.tells_history else None
+            has_ended = end_lease(
                 connection,
                 lease_id,
                 now=now,
                 reason="released",
-                outcome=outcome,
-                failed_devices=failed_devices,
+                outcome=body.outcome,
+                failed_devices=body.failed_devices,
             )
+            if has_ended and told is not None:
+                connection.execute(insert(run).values(run_row(told)))
+            return has_ended
 
     def counts(self) -> tuple[int, int, int]:
         """Return the numbers of pending claims, live leases and leased devices."""
@@ -223,6 +238,23 @@ class Repository:
 
     def _writing(self) -> Any:
         return self._engine.execution_options(**WRITES).begin()
+
+
+def _told(
+    connection: Connection, row: Row[Any], body: ReleaseBody, now: datetime, device_of: DeviceOf
+) -> FinishedRun | None:
+    asked = connection.execute(select(claim.c.request).where(claim.c.id == row.claim_id)).scalar_one()
+    request = RequestBody.model_validate(asked)
+    (held,) = with_devices(connection, [row])
+    return finished_run(
+        body,
+        lease_id=row.id,
+        request=request,
+        members=held.devices,
+        was_changed=row.request is not None or row.moved_by is not None,
+        device_of=device_of,
+        now=now,
+    )
 
 
 def _same_task(key: TaskKey) -> ColumnElement[bool]:

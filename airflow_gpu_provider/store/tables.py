@@ -176,3 +176,21 @@ drain = Table(
     Column("since", UtcDateTime, nullable=False),
     Column("until", UtcDateTime, nullable=True),
 )
+
+# What finished runs told of themselves, a row for each lease. It outlives claims: it is what is learned from.
+run = Table(
+    "gpu_run",
+    metadata,
+    Column("lease_id", String(36), primary_key=True),
+    Column("task_class", String(250), nullable=True),
+    Column("model", String(250), nullable=True),  # NULL: of several models
+    Column("devices", Integer, nullable=False),
+    Column("nodes", JSON, nullable=False),
+    Column("work", Float, nullable=True),  # NULL: not told, or not comparable
+    Column("work_s", Float, nullable=True),
+    Column("shards", Integer, nullable=True),  # NULL: no training
+    Column("failures", Integer, nullable=False),
+    Column("failed_on", JSON, nullable=False),  # nodes
+    Column("ended_at", UtcDateTime, nullable=False),
+    Index("ix_gpu_run_ended_at", "ended_at"),
+)

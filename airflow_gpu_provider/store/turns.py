@@ -20,6 +20,7 @@ from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.store.changes import Changes, change_all, withdraw_offers
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.history import FinishedRun, add_runs
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
 from airflow_gpu_provider.store.script import Script, Scripts, one_of
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
@@ -61,6 +62,7 @@ class Turn:
     claims: list[dict[str, Any]] = field(default_factory=list)
     passed_on: list[PassedOn] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
+    runs: list[FinishedRun] = field(default_factory=list)  #: what is to be learned from them
     expired: list[Ending] = field(default_factory=list)
     rejected: list[tuple[str, str, str]] = field(default_factory=list)  #: claim, code, sentence
     grants: list[Grant] = field(default_factory=list)
@@ -110,6 +112,7 @@ class TurnStore:
                 _add_claims(script, turn)
                 _pass_on(script, turn)
                 end_all(script, turn.endings, turn.now)
+                add_runs(script, turn.runs, Overtaken("another replica kept what a run told"))
                 _expire(script, turn)
                 ended = Overtaken("a lease was ended by another replica before it was changed")
                 change_all(script, turn.changes, turn.now, ended)

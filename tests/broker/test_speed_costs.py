@@ -11,7 +11,7 @@ from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.layout import Kind
 from airflow_gpu_provider.broker.model import Claim, ClaimId, CyclePolicy, GpuRequest
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
-from airflow_gpu_provider.broker.throughput import Speeds, Throughput, ThroughputTable
+from airflow_gpu_provider.broker.throughput import UNKNOWN, Speeds, Throughput, ThroughputTable
 from tests.simulation.simulated import fleet
 
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -72,7 +72,7 @@ def test_what_was_never_measured_counts_by_the_ratings_unless_it_says_what_it_ne
     costs = SpeedCosts(KINDS, LEARNED)
     assert best(costs, GpuRequest(), 0.0) == best(costs, GpuRequest(task_class="new"), 0.0) == "V100"
     assert best(costs, GpuRequest(min_tflops=5.0), 0.0) is None
-    assert costs.speeds("new") == costs.speeds(None) == {}
+    assert costs.speeds("new") == costs.speeds(None) == UNKNOWN
 
 
 def test_models_without_a_rating_cost_all_the_same() -> None:

@@ -96,12 +96,12 @@ def test_measured_speeds_order_the_candidates_and_leave_the_hard_filters_alone()
     layout = Layout.of(fleet_of(node("a", 1, "A100"), node("v", 1, "V100")))
     speeds = ThroughputTable([*runs("A100", 10, 64), *runs("V100", 40, 64)]).speeds("render", NOW)
     wish = request(task_class="render", min_tflops=35)
-    rated, measured = candidates(layout, wish), candidates(layout, wish, speeds=speeds.by_model)
+    rated, measured = candidates(layout, wish), candidates(layout, wish, speeds=speeds)
     assert rated.degree[0] > rated.degree[1]
     assert measured.degree[1] > measured.degree[0]
     strict = request(task_class="render", min_tflops=35, strict=True)
-    assert candidates(layout, strict, speeds=speeds.by_model).devices.sum(axis=1).tolist() == [1, 0]
-    free = candidates(layout, request(task_class="render"), speeds=speeds.by_model)
+    assert candidates(layout, strict, speeds=speeds).devices.sum(axis=1).tolist() == [1, 0]
+    free = candidates(layout, request(task_class="render"), speeds=speeds)
     assert free.degree.tolist() == [1.0, 1.0], "no wish is always met"
 
 

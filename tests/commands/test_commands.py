@@ -7,11 +7,14 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from airflow_gpu_provider.commands import parse_seconds
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.auth import Role, verify_token
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.store.history import FinishedRun, run_row
+from airflow_gpu_provider.store.tables import run
 from tests.hooks.test_broker_hook import connect
 from tests.server.conftest import SECRET, ask
 
@@ -70,6 +73,35 @@ def test_a_person_drains_and_undrains(
     assert broker.drains.in_force() == ()
     with pytest.raises(SystemExit, match="No agent reports a node or device 'n9'"):
         airflow("gpu", "drain", "n9", "--reason", "x")
+
+
+def test_what_was_learned_of_finished_runs_is_shown(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [
+        FinishedRun(f"l{number}", "d.fit", model, 1, ("n1",), units, 2.0, 20, failed, (), broker.clock())
+        for model, units, failed in (("A100", 10.0, 0), ("V100", 20.0, 4))
+        for number in range(3 * (model == "V100"), 3 + 3 * (model == "V100"))
+    ]
+    with broker.engine.begin() as connection:
+        connection.execute(insert(run), [run_row(each) for each in told])
+    broker.history.refresh()
+    deadline = time.monotonic() + 20
+    while len(list(broker.history.measured())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    airflow("gpu", "throughput", "-o", "json")
+    a100, v100 = rows(capsys)
+    assert (a100["units_per_s"], a100["rating"], a100["counts"]) == ("5", "35.0", "yes")
+    assert (v100["units_per_s"], v100["runs"]) == ("10", "3")
+    airflow("gpu", "throughput", "--task-class", "d.other", "-o", "json")
+    assert "d.fit" not in capsys.readouterr().out
+    airflow("gpu", "redundancy", "-o", "json")
+    shown = rows(capsys)
+    assert [row["model"] for row in shown] == ["(all)", "(all)", "A100", "V100"]
+    airflow("gpu", "redundancy", "--task-class", "d.fit", "--model", "NVIDIA V100-SXM2", "-o", "json")
+    (row,) = rows(capsys)
+    assert row == shown[-1] and "shards of d.fit on V100 failed lately" in row["reason"]
 
 
 def test_a_minted_token_is_alone_on_its_line(

@@ -119,6 +119,18 @@ def test_failures_within_the_allowed_share_do_not_fail_the_task(tmp_path: Path) 
     assert (report["failed"], report["done"]) == (1, 1)
 
 
+def test_a_leased_chunk_tells_how_many_products_it_made(tmp_path: Path) -> None:
+    plan, chunk = planned(tmp_path, "", "", "")
+    run_stage(plan, "prepare")
+    held = lease()
+    operator(chunk, "fit", gpus=1).run_leased(CONTEXT, held)
+    told = held.told()
+    assert told["work"] == 3 and told["work_s"] > 0
+    again = lease()
+    operator(chunk, "fit", gpus=1).run_leased(CONTEXT, again)
+    assert again.told() == {}, "nothing was left to do"
+
+
 def test_when_every_failure_is_hopeless_no_retry_is_made(tmp_path: Path) -> None:
     plan, chunk = planned(tmp_path, "raise")
     run_stage(plan, "prepare")

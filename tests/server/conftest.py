@@ -81,7 +81,7 @@ def until_leading(broker: Broker) -> None:
 def ask(broker: Broker, task: str, gpus: int = 1, **more: object) -> str:
     """Submit a claim without HTTP; return its id."""
     key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
-    body = ClaimBody(key=key, request=RequestBody(gpus=gpus), **more)
+    body = ClaimBody(key=key, request=RequestBody(gpus=gpus, task_class=f"{key.dag_id}.any"), **more)
     return asyncio.run(broker.submit(body, is_attended=False)).claim_id
 
 

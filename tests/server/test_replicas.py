@@ -59,10 +59,10 @@ def until_granted(broker: Broker, claim_id: str) -> Entry:
     return entry
 
 
-def release(broker: Broker, entry: Entry) -> None:
+def release(broker: Broker, entry: Entry, **told: float) -> None:
     assert entry.held is not None
     secret = lease_secret(SECRET, entry.held.lease_id, entry.held.epoch)
-    body = ReleaseBody(secret=secret, epoch=entry.held.epoch)
+    body = ReleaseBody(secret=secret, epoch=entry.held.epoch, **told)
     asyncio.run(broker.release(entry.held.lease_id, body))
 
 
@@ -93,6 +93,18 @@ def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: Replicas
     until(lambda: look(leader, entry.claim_id).state is ClaimState.ENDED, "the leader hears of the end")
     with pytest.raises(LeaseLost, match="revoked"):
         asyncio.run(leader.renew(lease_id, renewal))
+
+
+def test_what_runs_told_one_replica_all_of_them_know(replicas: Replicas) -> None:
+    leader, follower = replicas
+    for name, broker in (("one", leader), ("two", follower)):
+        release(broker, until_granted(broker, ask(broker, name)), work=6.0, work_s=2.0)
+
+    def units(broker: Broker) -> list[tuple[int, float]]:
+        return [(each.runs, round(each.units_per_s, 6)) for each in broker.history.measured()]
+
+    for broker in replicas:
+        until(lambda broker=broker: units(broker) == [(2, 3.0)], "both runs")  # type: ignore[misc]
 
 
 def test_the_same_key_at_both_replicas_is_one_claim(replicas: Replicas) -> None:

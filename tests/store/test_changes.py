@@ -16,6 +16,7 @@ from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.rows import StoredLease
 from airflow_gpu_provider.store.tables import offer
 from airflow_gpu_provider.store.turns import Overtaken, PassedOn, Turn, TurnStore
+from airflow_gpu_provider.wire import ReleaseBody
 
 from .conftest import NOW, body, lease_id_of
 from .test_turns import row
@@ -149,7 +150,8 @@ def test_an_offer_may_follow_another_in_the_same_turn(
 def test_a_lease_that_another_replica_ended_is_not_changed(
     repository: Repository, write: Write, lease_id: str
 ) -> None:
-    repository.release(lease_id, 1, now=NOW, outcome="done", failed_devices=())
+    released = ReleaseBody(secret="s", epoch=1)
+    repository.release(lease_id, released, now=NOW, device_of=lambda device: None)
     grows = NewShape(lease_id, asked(3), 1.0, join=(LeasePlace("c", 2, False, "n1"),))
     for changes in (
         Changes(shapes=[grows]),
@@ -165,7 +167,8 @@ def test_what_an_offer_holds_ends_with_its_lease(
     engine: Engine, repository: Repository, write: Write, lease_id: str
 ) -> None:
     write(moving(lease_id, "a", "x", held="x"))
-    repository.release(lease_id, 1, now=NOW, outcome="done", failed_devices=())
+    released = ReleaseBody(secret="s", epoch=1)
+    repository.release(lease_id, released, now=NOW, device_of=lambda device: None)
     assert repository.counts() == (0, 0, 0)
     assert repository.live_leases() == []
 

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.wire import ReleaseBody
 
 from .conftest import NOW, body
 
@@ -66,7 +67,8 @@ def test_a_device_that_failed_is_excluded_on_the_retry(repository: Repository, g
     grant(first, "GPU-a", "GPU-b")
     held = repository.lease_of(first, now=NOW, ttl_s=30)
     assert held is not None
-    repository.release(held.row.id, 1, now=NOW, outcome="failed", failed_devices=["GPU-b"])
+    released = ReleaseBody(secret="s", epoch=1, outcome="failed", failed_devices=("GPU-b",))
+    repository.release(held.row.id, released, now=NOW, device_of=lambda device: None)
     second = repository.submit(body(try_number=2), now=NOW, usable={"GPU-a", "GPU-b"})
     (row,) = repository.claims([second])
     assert row.excluded == ["GPU-b"]
@@ -102,8 +104,10 @@ def test_release_can_be_repeated_and_frees_the_device(repository: Repository, gr
     grant(claim_id, "GPU-a")
     held = repository.lease_of(claim_id, now=NOW, ttl_s=30)
     assert held is not None
-    assert repository.release(held.row.id, 1, now=NOW, outcome="done", failed_devices=())
-    assert not repository.release(held.row.id, 1, now=NOW, outcome="done", failed_devices=())
+    for has_ended in (True, False):
+        released = ReleaseBody(secret="s", epoch=1)
+        found = repository.release(held.row.id, released, now=NOW, device_of=lambda device: None)
+        assert found is has_ended
     assert repository.counts() == (0, 0, 0)
     other = repository.submit(body("other"), now=NOW, usable=())
     grant(other, "GPU-a")

@@ -13,6 +13,7 @@ from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.tables import claim, lease
 from airflow_gpu_provider.store.turns import Overtaken, PassedOn, Turn, TurnStore
+from airflow_gpu_provider.wire import ReleaseBody
 
 from .conftest import NOW, body, granting, lease_id_of
 
@@ -34,6 +35,10 @@ def row(claim_id: str, task: str = "t", state: str = "pending") -> dict[str, Any
         "submitted_at": NOW,
         "state": state,
     }
+
+
+def nobody(_device: str) -> None:
+    """Know no device."""
 
 
 def state_of(engine: Engine, claim_id: str) -> tuple[str, str | None]:
@@ -205,7 +210,8 @@ def test_waiting_is_noted_for_claims_that_still_wait(
 def test_earlier_tries_are_found_by_task(turns: TurnStore, repository: Repository, grant: Give) -> None:
     first = repository.submit(body("t"), now=NOW, usable=())
     grant(first, "GPU-a", "GPU-b")
-    repository.release(lease_id_of(first), 1, now=NOW, outcome="failed", failed_devices=["GPU-b"])
+    released = ReleaseBody(secret="s", epoch=1, outcome="failed", failed_devices=("GPU-b",))
+    repository.release(lease_id_of(first), released, now=NOW, device_of=nobody)
     key = ("d", "r", "t", -1)
     assert turns.failed_devices([key, ("d", "r", "other", -1)]) == {key: {"GPU-b"}}
     assert turns.ids_of([(*key, 1), (*key, 2)]) == {(*key, 1): first}
@@ -217,7 +223,7 @@ def test_old_history_is_deleted_and_what_lives_is_kept(
     old, waits, lives = (repository.submit(body(f"t{i}"), now=NOW, usable=()) for i in range(3))
     for claim_id, device in ((old, "GPU-a"), (lives, "GPU-b")):
         grant(claim_id, device)
-    repository.release(lease_id_of(old), 1, now=NOW, outcome="done", failed_devices=())
+    repository.release(lease_id_of(old), ReleaseBody(secret="s", epoch=1), now=NOW, device_of=nobody)
     assert turns.forget_ended_before(NOW) == 0
     assert turns.forget_ended_before(NOW + timedelta(days=1)) == 1
     assert {each.id for each in repository.claims([old, waits, lives])} == {waits, lives}
