@@ -15,14 +15,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, LeaseLost
+from airflow_gpu_provider.broker.units import parse_mib
+from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, InvalidRequest, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
+from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.operators.run_history import RunHistory
+from airflow_gpu_provider.resizes import MoveBody, OfferView, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
 
 log = logging.getLogger(__name__)
@@ -68,13 +71,7 @@ class HeldLease:
         Devices are named by UUID, since NVML and CUDA number them differently. Simulated devices are none
         at all for CUDA: the work then runs on the CPU.
         """
-        real = [device.id for device in (*self.devices, *self.spares) if not device.simulated]
-        return {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(real),
-            "NVIDIA_VISIBLE_DEVICES": ",".join(real) or "void",
-            "GPU_LEASE_ID": self.lease_id,
-        }
+        return _environment(self.lease_id, (*self.devices, *self.spares))
 
     def torch_device(self) -> str:
         """Return the first leased device as torch names it here, "cpu" for a simulated one."""
@@ -105,6 +102,55 @@ class HeldLease:
     def told(self) -> dict[str, Any]:
         """Return what the release will tell of the work so far."""
         return self._history.as_fields()
+
+    # -- more or less of it, while the work runs
+    def resize(self, *, memory: str) -> OfferedMove | None:
+        """Have so much memory on each device, as "24GiB": at once (None), or by the move that is returned.
+
+        Raise NotResized when neither can be: the lease stays as it is. Asking again returns the same offer.
+        """
+        answer = self._resize(memory_mib=parse_mib(memory))
+        offer = answer.offer
+        if offer is None:
+            return None
+        environment = _environment(self.lease_id, (*offer.devices, *offer.spares))
+        return OfferedMove(offer, environment, lambda verb: self._answer(verb, offer.offer_id))
+
+    def grow(self, gpus: int) -> tuple[DeviceView, ...]:
+        """Have ``gpus`` devices in all, and return those that joined; raise NotResized for all or none."""
+        before = {device.id for device in self.devices}
+        if gpus < len(before):
+            raise InvalidRequest(
+                f"grow({gpus}) of a lease of {len(before)} devices: give_back(...) names those to give back"
+            )
+        self._resize(gpus=gpus)
+        return tuple(device for device in self.devices if device.id not in before)
+
+    def give_back(self, devices: Iterable[DeviceView | str]) -> None:
+        """Give these devices back at once; nothing of this task may use them any more."""
+        named = {device if isinstance(device, str) else device.id for device in devices}
+        left = [device for device in self.devices if device.id not in named]
+        if not left:
+            raise InvalidRequest("give_back(...) of all devices: return from the task, that releases them")
+        self._resize(gpus=len(left), leave=tuple(sorted(named)))
+
+    def _resize(self, **wish: Any) -> ResizeAnswer:
+        body = ResizeBody(secret=self._view.secret, epoch=self._view.epoch, **wish)
+        return self._become(self._hook.resize(self.lease_id, body))
+
+    def _answer(self, verb: str, offer_id: str) -> OfferView | None:
+        hook, body = self._hook, MoveBody(secret=self._view.secret, epoch=self._view.epoch, offer_id=offer_id)
+        calls = {"accept": hook.accept_move, "commit": hook.commit_move, "decline": hook.decline_move}
+        return self._become(calls[verb](self.lease_id, body)).offer
+
+    def _become(self, answer: ResizeAnswer) -> ResizeAnswer:
+        """Be what the broker answered, for this process and for those it starts from now on."""
+        view = answer.lease
+        self.devices, self.spares = tuple(view.devices), tuple(view.spares)
+        self.match_degree = view.match_degree
+        if self._renewer.is_alive() and not self._ended.is_set():
+            os.environ.update(self.environment())
+        return answer
 
     # -- for the operator
     @contextmanager
@@ -198,6 +244,16 @@ class HeldLease:
                 "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()
             )
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _environment(lease_id: str, devices: Iterable[DeviceView]) -> dict[str, str]:
+    real = ",".join(device.id for device in devices if not device.simulated)
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": real,
+        "NVIDIA_VISIBLE_DEVICES": real or "void",
+        "GPU_LEASE_ID": lease_id,
+    }
 
 
 def _die_with_parent(signal_number: int) -> None:
