@@ -15,6 +15,7 @@ from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
 from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fragmentation import Mix
+from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -27,7 +28,7 @@ from airflow_gpu_provider.broker.model import (
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Walk, class_of, ordered
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
-from airflow_gpu_provider.broker.standing import standings
+from airflow_gpu_provider.broker.standing import World, standings
 
 
 def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
@@ -49,15 +50,19 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
     outlook = Outlook(layout, max_load=policy.max_load)
     endings = promised(live, parts, now)
     queue = ordered(admitted, now, policy)
+    keeping = Keeping(policy.reservation_notice, snapshot.reservations, snapshot.kept)
+    keeping.renew(now, snapshot.fleet, live, ())
     walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings))
-    begun = {claim.id: claim.request for claim in queue if walk.visit(claim, class_of(claim))}
+    keys = ((claim, keeping.key_for(claim, class_of(claim), now)) for claim in queue)
+    begun = {claim.id: claim.request for claim, key in keys if walk.visit(claim, key)}
     placed = walk.end()
     endings += [
         (seconds, part)
         for placement, part in placed
         if (seconds := begun[placement.claim_id].max_runtime_s) is not None
     ]
-    waiting = standings((c for c in queue if c.id not in begun), capacity, placer, outlook, endings)
+    still = (claim for claim in queue if claim.id not in begun)
+    waiting = standings(still, World(capacity, placer, outlook, keeping, now), endings)
     return Decisions(tuple(placement for placement, _ in placed), rejections, waiting, expired)
 
 

@@ -1,7 +1,7 @@
 """Tell why an admitted claim does not start now: count its devices by state, name the true first blocker.
 
 The blocker is the least that would have to change: what is free but held or excluded; what only people can
-bring back; load; CPU and memory of the nodes; leases. The sentence is built in `reasons`.
+bring back; reservations; load; CPU and memory of the nodes; leases. The sentence is built in `reasons`.
 """
 
 from __future__ import annotations
@@ -37,39 +37,50 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suitable:
-    """The devices of a claim: all that suit its request, and those of them it does not exclude, in groups.
+    """The devices of a claim, in groups of which one must serve it whole (`placement.Placer.groups`)."""
 
-    One group must serve the whole claim (`placement.Placer.groups`).
-    """
-
-    all: Sequence[BoolArray]
-    allowed: Sequence[BoolArray]
+    all: Sequence[BoolArray]  #: that suit its request
+    some_day: Sequence[BoolArray]  #: of those, what it may be given at once or when reservations are over
+    allowed: Sequence[BoolArray]  #: of those, what it may be given now
 
 
 def diagnose(
-    request: GpuRequest, suitable: Suitable, *, visible: Capacity, unheld: Capacity, outlook: Outlook
+    request: GpuRequest,
+    suitable: Suitable,
+    *,
+    visible: Capacity,
+    unheld: Capacity,
+    outlook: Outlook,
+    rivals: str = "",
 ) -> Reason:
-    """Return why the claim waits. ``visible`` is free for it, ``unheld`` is free without holds for others."""
+    """Return why the claim waits. ``visible`` is free for it, ``unheld`` is free without holds for others.
+
+    ``rivals`` says for whom devices are reserved.
+    """
     counts = _count(request, suitable, visible, unheld)
     allowed = suitable.allowed
     if unheld.fits_one_of(request, allowed):
         code = ReasonCode.BEHIND_HEAD
+    elif unheld.fits_one_of(request, suitable.some_day):
+        code = ReasonCode.RESERVED
     elif unheld.fits_one_of(request, suitable.all):
         code = ReasonCode.DEVICES_EXCLUDED
-    elif not outlook.at_ease.fits_one_of(request, allowed):
+    elif not outlook.at_ease.fits_one_of(request, suitable.some_day):
         code = ReasonCode.DEVICES_UNAVAILABLE
+    elif not outlook.at_ease.fits_one_of(request, allowed):
+        code = ReasonCode.RESERVED
     elif not outlook.idle.fits_one_of(request, allowed):
         code = ReasonCode.NODES_BUSY
     elif max(int(unheld.free(request, each).sum()) for each in allowed) >= request.gpus:
         code = ReasonCode.HOST_FULL
     else:
         code = ReasonCode.DEVICES_LEASED
-    return reasons.waits(code, request, counts, max_load=outlook.max_load)
+    return reasons.waits(code, request, counts, max_load=outlook.max_load, rivals=rivals)
 
 
 def _count(request: GpuRequest, suitable: Suitable, visible: Capacity, unheld: Capacity) -> reasons.Counts:
     layout, groups = visible.layout, suitable.allowed
-    allowed = _union(groups)
+    allowed, some_day = _union(groups), _union(suitable.some_day)
     free = visible.free(request, allowed)
     held = unheld.free(request, allowed) & ~free
     unavailable = allowed & ~layout.offered
@@ -81,7 +92,8 @@ def _count(request: GpuRequest, suitable: Suitable, visible: Capacity, unheld: C
         held=int(held.sum()),
         busy=int(busy.sum()),
         unavailable=int(unavailable.sum()),
-        excluded=int((_union(suitable.all) & ~allowed).sum()),
+        excluded=int((_union(suitable.all) & ~some_day).sum()),
+        reserved=int((some_day & ~allowed).sum()),
         alike=max(int((free & each).sum()) for each in groups) if len(groups) > 1 else None,
         why_unavailable=_why(layout, unavailable),
     )

@@ -20,6 +20,7 @@ from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fleet_changes import changed_nodes
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -40,9 +41,10 @@ from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Rank, Walk, class_of, rank
 from airflow_gpu_provider.broker.regions import Regions
+from airflow_gpu_provider.broker.reservation import Reservation
 from airflow_gpu_provider.broker.resizing import Resizing
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
-from airflow_gpu_provider.broker.standing import standings
+from airflow_gpu_provider.broker.standing import World, standings
 from airflow_gpu_provider.broker.stream import Stream
 from airflow_gpu_provider.broker.throughput import Speeds
 
@@ -63,6 +65,7 @@ class Engine:
         recent: Iterable[GpuRequest] = (),
         learned: Mapping[str, Speeds] | None = None,
         offers: Iterable[Offer] = (),
+        keeping: Keeping | None = None,
     ) -> None:
         leases, claims = list(leases), list(claims)
         self._policy = policy
@@ -73,6 +76,7 @@ class Engine:
         self._pending = Pending()
         #: placed by a turn, not yet answered
         self._placed: dict[ClaimId, Claim] = {}
+        self.keeping = keeping or Keeping(policy.reservation_notice)
         self._told: tuple[datetime, tuple[Waiting, ...]] | None = None
         self._dirty = 0  # kinds of devices to which something happened
         self._build(Layout.of(fleet), leases, offers)
@@ -84,12 +88,16 @@ class Engine:
         """Take the fleet as it is now; cheap when only load or availability of some nodes changed."""
         changed = changed_nodes(self._layout.nodes, fleet)
         if changed is None:
-            waiting = list(self._pending.ordered())
-            self._pending = Pending()
+            self._requeue()
             self._build(Layout.of(fleet), list(self._holdings), self._holdings.offers())
-            self._new = {claim.id: claim for claim in waiting} | self._new
         elif changed:
             self._reopen(changed)
+        self.keeping.see_fleet()
+
+    def reserve(self, reservations: Iterable[Reservation]) -> None:
+        """Take what people reserved, instead of what they had reserved before."""
+        self.keeping.reserve(reservations)
+        self._requeue()
 
     def submit(self, claim: Claim) -> None:
         """Add a claim to the queue; a claim that is known already changes nothing."""
@@ -150,19 +158,18 @@ class Engine:
         for part in self._holdings.broken(now):
             self._touch(self._regions.of_part(part))
         lapsed = self.resizing.lapse(now)
+        if self.keeping.is_due(now):
+            self._keep(now)
         rejections = self._take_in(now) if self._new else ()
         placements = self._place(now) if self._dirty else ()
         return Decisions(placements, rejections, (), expired, lapsed)
-
-    def standing(self, claim_id: ClaimId, now: datetime) -> Waiting | None:
-        """Return where a claim stands; None = it does not wait here."""
-        return next((each for each in self.waiting(now) if each.claim_id == claim_id), None)
 
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
         """Return where the claims stand that the last turn left, the next one first."""
         if self._told is None or abs((now - self._told[0]).total_seconds()) >= _STANDING_S:
             endings = self._holdings.endings(now)
-            found = standings(self._pending.ordered(), self._capacity, self._placer, self._outlook, endings)
+            world = World(self._capacity, self._placer, self._outlook, self.keeping, now)
+            found = standings(self._pending.ordered(), world, endings)
             self._told = (now, found)
         return self._told[1][:limit]
 
@@ -175,7 +182,12 @@ class Engine:
     def resizing(self) -> Resizing:
         """Changes of live leases; growing only when `is_settled`."""
         queue = (self._pending, self._regions, self._touch)
-        return Resizing(self._holdings, self._capacity, self._placer, self._outlook, *queue)
+        found = self._holdings, self._capacity, self._placer, self._outlook
+        return Resizing(*found, *queue, self.keeping)
+
+    def overstayers(self, now: datetime) -> frozenset[LeaseId]:
+        """Return the leases on devices that are reserved for others by now; a preemption may end them."""
+        return self.keeping.overstayers(lambda: self._holdings, now)
 
     @property
     def mix_of(self) -> tuple[GpuRequest, ...]:
@@ -219,7 +231,9 @@ class Engine:
                 continue
             key = class_of(claim)
             kinds = self._regions.of_kinds(self._placer.kinds(*key))
-            self._pending.add(claim, key, kinds, rank(claim, now, self._policy))
+            owned = self.keeping.owned_by(claim)
+            self._pending.add(claim, key, kinds, rank(claim, now, self._policy), owned)
+            self.keeping.expect(claim.request.max_runtime_s, now)
             self._touch(kinds)
         self._new.clear()
         return tuple(rejections)
@@ -243,7 +257,7 @@ class Engine:
             _, number = heappop(heads)
             of_class = classes[number]
             claim = of_class.first
-            if not walk.visit(claim, of_class.key):
+            if not walk.visit(claim, self.keeping.key_for(claim, of_class.key, now)):
                 continue
             begun[claim.id] = claim
             self._pending.remove(claim.id)
@@ -254,18 +268,31 @@ class Engine:
     def _note(self, claim: Claim, placement: Placement, part: Part, now: datetime) -> Placement:
         devices = placement.devices + placement.spares
         lease = Lease(
-            _placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, shares=placement.shares
+            _placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, placement.shares, claim
         )
         self._holdings.add(lease, part)
         self._placed[claim.id] = claim
         return placement
 
     # -- the fleet
+    def _keep(self, now: datetime) -> None:
+        """Choose what is kept, and let those look again who may start or must let go."""
+        runtimes = [each.key[0].max_runtime_s for each in self._pending.classes.values()]
+        moved = self.keeping.renew(now, Fleet(self._layout.nodes), self._holdings, runtimes)
+        banks = {self._layout.place_of[name][0] for name in moved if name in self._layout.place_of}
+        self._touch(self._regions.of_kinds(set(self._layout.kind_of[list(banks)].tolist())))
+
+    def _requeue(self) -> None:
+        """Let the claims that wait be judged and sorted anew."""
+        waiting = list(self._pending.ordered())
+        self._pending = Pending()
+        self._new = {claim.id: claim for claim in waiting} | self._new
+
     def _build(self, layout: Layout, leases: list[Lease], offers: Iterable[Offer]) -> None:
         self._layout = layout
         self._admission = Admission(layout)
         self._capacity = Capacity.idle(layout, max_load=self._policy.max_load)
-        self._holdings = Holdings(layout, leases, offers)
+        self._holdings = Holdings(layout, leases, offers, seen=self.keeping.see_lease)
         self._capacity.take_all(self._holdings.parts())
         mix, band = self._stream.mix(layout), self._policy.cost_band
         self._placer = Placer(self._capacity, mix, cost_band=band, speeds=self._speed_costs())

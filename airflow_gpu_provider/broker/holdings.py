@@ -7,7 +7,7 @@ without a look at the others. The next step is the turn of `engine.Engine`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from heapq import heappop, heappush
@@ -20,10 +20,20 @@ from airflow_gpu_provider.broker.room import part_of_offer
 
 
 class Holdings:
-    """Leases by id, by claim and by node, offers by lease; parts belong to one layout."""
+    """Leases by id, by claim and by node, offers by lease; parts belong to one layout.
 
-    def __init__(self, layout: Layout, leases: Iterable[Lease] = (), offers: Iterable[Offer] = ()) -> None:
+    ``seen`` is told each lease that comes, goes or breaks its promise.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        leases: Iterable[Lease] = (),
+        offers: Iterable[Offer] = (),
+        seen: Callable[[Lease], None] = lambda _: None,
+    ) -> None:
         self._layout = layout
+        self._seen = seen
         self._held: dict[LeaseId, tuple[Lease, Part]] = {}
         self._of_claim: dict[ClaimId, LeaseId] = {}
         self._on_node: dict[int, dict[LeaseId, None]] = {}
@@ -72,6 +82,7 @@ class Holdings:
         """Add a lease and return what it takes."""
         part = part_of_lease(self._layout, lease) if part is None else part
         self._held[lease.id] = (lease, part)
+        self._seen(lease)
         self._of_claim[lease.claim_id] = lease.id
         for node, _, _ in part.nodes:
             self._on_node.setdefault(node, {})[lease.id] = None
@@ -87,6 +98,7 @@ class Holdings:
         if found is None:
             return None
         lease, part = found
+        self._seen(lease)
         if self._of_claim.get(lease.claim_id) == lease_id:
             del self._of_claim[lease.claim_id]
         for node, _, _ in part.nodes:
@@ -149,7 +161,9 @@ class Holdings:
         while self._promises and self._promises[0][0] <= now:
             _, lease_id = heappop(self._promises)
             if lease_id in self._promising:
-                yield self._held[lease_id][1]
+                lease, part = self._held[lease_id]
+                self._seen(lease)
+                yield part
 
     def endings(self, now: datetime) -> list[tuple[float, Part]]:
         """Return what ends when, in seconds from now; broken promises are no promises."""

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.broker.reservation import Reservation
 
 DeviceId = NewType("DeviceId", str)
 NodeName = NewType("NodeName", str)
@@ -233,6 +236,8 @@ class Snapshot:
     claims: tuple[Claim, ...]
     #: what was asked for lately, for the cost of fragmentation; empty = what is live and pending now
     recent: tuple[GpuRequest, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    kept: Mapping[str, frozenset[DeviceId]] = field(default_factory=dict)  #: until now, by reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,7 @@ class CyclePolicy:
     small_first: float = 1.0
     backfill_penalty: float = 1000.0
     cost_band: float = 50.0
+    reservation_notice: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

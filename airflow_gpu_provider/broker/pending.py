@@ -1,7 +1,8 @@
 """The claims that wait, by class, each class in its order.
 
 All claims of a class can start exactly when its first one can, so a turn looks at first ones only: claims
-further back cost nothing, however many they are. The next step is the turn of `engine.Engine`.
+further back cost nothing, however many they are. Claims that ask for the same are of two classes when they
+own different reservations. The next step is the turn of `engine.Engine`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class ClaimClass:
 
     key: ClassKey
     kinds: int  #: bit mask of the kinds of devices that suit
+    owned: frozenset[str] = frozenset()  #: the reservations that are for it
     #: sorted, the last one is next: taking it moves no other
     queue: list[tuple[_Last, Claim]] = field(default_factory=list)
 
@@ -49,7 +51,7 @@ class Pending:
     """Claims by class and by id."""
 
     def __init__(self) -> None:
-        self.classes: dict[ClassKey, ClaimClass] = {}
+        self.classes: dict[tuple[ClassKey, frozenset[str]], ClaimClass] = {}
         self._where: dict[ClaimId, tuple[ClaimClass, Rank]] = {}
 
     def __len__(self) -> int:
@@ -58,11 +60,13 @@ class Pending:
     def __contains__(self, claim_id: ClaimId) -> bool:
         return claim_id in self._where
 
-    def add(self, claim: Claim, key: ClassKey, kinds: int, rank: Rank) -> None:
+    def add(
+        self, claim: Claim, key: ClassKey, kinds: int, rank: Rank, owned: frozenset[str] = frozenset()
+    ) -> None:
         """Add a claim to its class."""
-        of_class = self.classes.get(key)
+        of_class = self.classes.get((key, owned))
         if of_class is None:
-            of_class = self.classes[key] = ClaimClass(key, kinds)
+            of_class = self.classes[key, owned] = ClaimClass(key, kinds, owned)
         insort(of_class.queue, (_Last(rank), claim), key=lambda each: each[0])
         self._where[claim.id] = (of_class, rank)
 
@@ -74,7 +78,7 @@ class Pending:
         of_class, rank = where
         del of_class.queue[bisect_left(of_class.queue, _Last(rank), key=lambda each: each[0])]
         if not of_class.queue:
-            del self.classes[of_class.key]
+            del self.classes[of_class.key, of_class.owned]
         return of_class
 
     def position(self, claim_id: ClaimId) -> int | None:

@@ -86,6 +86,7 @@ class _Hold:
 class _Granted:
     claim: Claim
     found: Found
+    without: frozenset[DeviceId]  #: devices that it may not be given
     spares: tuple[Place, ...] = ()
 
 
@@ -207,15 +208,18 @@ class Walk:
         self._granted: list[_Granted] = []
 
     def visit(self, claim: Claim, key: ClassKey) -> bool:
-        """Place the claim, whose devices are taken then, or block its class; return whether it was placed."""
+        """Place the claim, whose devices are taken then, or block its class; return whether it was placed.
+
+        The key may exclude more than the claim does: what is reserved for others.
+        """
         if key in self._blocked:
             return False
-        found = self._place(claim.request, claim.excluded)
+        found = self._place(claim.request, key[1])
         if found is None:
             self._blocked[key] = None
             self._holds.block(key)
             return False
-        self._granted.append(_Granted(claim, found))
+        self._granted.append(_Granted(claim, found, key[1]))
         return True
 
     def end(self) -> list[tuple[Placement, Part]]:
@@ -251,7 +255,7 @@ class Walk:
         spares: list[Place] = []
         members = np.array([bank for bank, _ in granted.found.places], np.int64)
         alike = np.isin(layout.kind_of, layout.kind_of[members])
-        suitable = self._placer.suitable(request, granted.claim.excluded) & alike[:, None] & ~wanted
+        suitable = self._placer.suitable(request, granted.without) & alike[:, None] & ~wanted
         for place in granted.found.places:
             suitable[place] = False
         host_of_bank = layout.host_of[layout.node_of]

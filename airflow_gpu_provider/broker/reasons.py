@@ -152,12 +152,15 @@ class Counts:
     unavailable: int = 0
     excluded: int = 0
     alike: int | None = None  #: the most free ones of one speed, for a gang that may not mix speeds
+    reserved: int = 0  #: for others, free or not
     why_unavailable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def suitable(self) -> int:
         """All of them."""
-        return self.free + self.leased + self.held + self.busy + self.unavailable + self.excluded
+        return (
+            self.free + self.leased + self.held + self.busy + self.unavailable + self.excluded + self.reserved
+        )
 
     def __str__(self) -> str:
         why = _some(f"{number} {text[:40]}" for text, number in self.why_unavailable.items())
@@ -167,12 +170,15 @@ class Counts:
             (self.busy, "on busy nodes"),
             (self.unavailable, f"unavailable ({why})"),
             (self.excluded, "excluded after a failed try"),
+            (self.reserved, "reserved for others"),
         )
         rest = [f"{number} {state}" for number, state in named if number]
         return ", ".join([f"of {self.suitable} suitable devices {self.free} free", *rest])
 
 
-def waits(code: ReasonCode, request: GpuRequest, counts: Counts, *, max_load: float) -> Reason:
+def waits(
+    code: ReasonCode, request: GpuRequest, counts: Counts, *, max_load: float, rivals: str = ""
+) -> Reason:
     """Return the reason of a claim that fits the fleet but cannot start now."""
     missing = max(1, request.gpus - (counts.free if counts.alike is None else counts.alike))
     of_one = "" if counts.alike is None else " of one speed"
@@ -183,5 +189,6 @@ def waits(code: ReasonCode, request: GpuRequest, counts: Counts, *, max_load: fl
         ReasonCode.HOST_FULL: f"their nodes lack {_host_share(request) or 'CPU or memory'} until leases end",
         ReasonCode.BEHIND_HEAD: "a max_runtime that ends before the claim ahead starts would let it pass",
         ReasonCode.DEVICES_EXCLUDED: "earlier tries of the task failed on the free ones; starts on others",
+        ReasonCode.RESERVED: rivals,
     }
     return Reason(code, f"asked {asked(request)}; {counts}; {unblocks[code]}")

@@ -3,36 +3,35 @@
 A reservation is for a team or a DAG. It names devices, or a number of them of a model; then those that will
 be free when it starts are chosen, again and again, so that a failed device is replaced by another. Its owner
 may use them at any time, others only if they promise to end before it starts; without a promise they may
-until `ReservationPolicy.notice`. Nothing is taken from a lease here: those that overstay are named, and
-taking back is the next step, `preemption`.
+until a notice before. Nothing is taken from a lease here: those that overstay are named, and
+taking back is the business of `preemption`. The next step is `keeping`, which keeps the choice up to date.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from airflow_gpu_provider.broker import reasons
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import (
     Claim,
     Device,
     DeviceId,
     Fleet,
-    GpuRequest,
     Lease,
     LeaseId,
     NodeName,
-    Reason,
-    ReasonCode,
 )
 from airflow_gpu_provider.exceptions import InvalidRequest
 
-#: Whether a device is down, and how late it will be.
-_Rank: TypeAlias = tuple[bool, float]
+#: Whether a device is down, how late it will be, and whether another one was kept before.
+_Rank: TypeAlias = tuple[bool, float, bool]
+
+#: So long before a start, claims that promise no end are kept off.
+NOTICE = timedelta(hours=1)
 
 _CLOCK = "%Y-%m-%d %H:%M UTC"
 
@@ -50,6 +49,7 @@ class Reservation:
     devices: frozenset[DeviceId] = frozenset()
     number: int = 0
     model: str | None = None  #: with ``number``; None = of any model
+    reason: str = ""  #: why, for people
 
     def __post_init__(self) -> None:
         if self.starts_at >= self.ends_at:
@@ -65,6 +65,12 @@ class Reservation:
         if self.team is None and self.dag_id is None:
             raise InvalidRequest(f"reservation {self.id} is for nobody: give a team or a DAG")
 
+    @property
+    def owner(self) -> str:
+        """Whose it is, for people."""
+        names = (("team", self.team), ("DAG", self.dag_id))
+        return ", ".join(f"{kind} {name}" for kind, name in names if name is not None)
+
     def is_for(self, claim: Claim | None) -> bool:
         """Return whether a claim may use the devices; of a team's DAG where both are given."""
         if claim is None:
@@ -77,86 +83,117 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservationPolicy:
-    """How reserved devices may be used before."""
-
-    #: so long before the start, claims that promise no end are kept off
-    notice: timedelta = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
-    """A device that is kept for a reservation."""
+    """The devices that are kept for a reservation; fewer than asked where there are no more."""
 
-    device: DeviceId
     reservation: Reservation
-    opens_in_s: float  #: 0 = the reservation has started
+    devices: frozenset[DeviceId]
 
 
 def keep(
-    reservations: Iterable[Reservation], fleet: Fleet, leases: Iterable[Lease], now: datetime
+    reservations: Iterable[Reservation],
+    fleet: Fleet,
+    leases: Iterable[Lease],
+    now: datetime,
+    before: Mapping[str, frozenset[DeviceId]] | None = None,
 ) -> tuple[Kept, ...]:
-    """Return which devices are kept for which reservation; fewer than asked where there are no more."""
+    """Return which devices are kept for which reservation.
+
+    ``before`` names what was kept until now, by reservation: of devices that are equally good the same ones
+    stay, so that a choice does not wander.
+    """
     open_ones = [each for each in reservations if each.ends_at > now]
     holders = _holders(leases) if any(each.number for each in open_ones) else {}
     down = {node.name for node in fleet.nodes if node.unavailable is not None}
-    chosen: list[tuple[Reservation, frozenset[DeviceId]]] = []
+    kept: list[Kept] = []
     for reservation in sorted(open_ones, key=lambda each: (not each.devices, each.starts_at, each.id)):
         if not reservation.number:
-            chosen.append((reservation, reservation.devices & {device.id for device in _devices(fleet)}))
+            there = frozenset(device.id for device in _devices(fleet))
+            kept.append(Kept(reservation, reservation.devices & there))
             continue
-        taken = {name for other, names in chosen if other.overlaps(reservation) for name in names}
+        taken = {name for each in kept if each.reservation.overlaps(reservation) for name in each.devices}
+        own = (before or {}).get(reservation.id, frozenset())
         by_rank: defaultdict[_Rank, list[Device]] = defaultdict(list)
         for device in _devices(fleet):
             if device.id not in taken and _is_of(device, reservation.model):
                 is_down = device.unavailable is not None or device.node in down
-                by_rank[is_down, _lateness(reservation, holders.get(device.id, ()), now)].append(device)
-        chosen.append((reservation, _first(by_rank, reservation.number)))
-    return tuple(
-        Kept(name, reservation, max(0.0, (reservation.starts_at - now).total_seconds()))
-        for reservation, names in chosen
-        for name in sorted(names)
+                late = _lateness(reservation, holders.get(device.id, ()), now)
+                by_rank[is_down, late, device.id not in own].append(device)
+        kept.append(Kept(reservation, _first(by_rank, reservation.number)))
+    return tuple(kept)
+
+
+def is_settled(kept: Iterable[Kept], fleet: Fleet, leases: Iterable[Lease], now: datetime) -> bool:
+    """Return whether all that was asked for is kept and will be free in time."""
+    down = {node.name for node in fleet.nodes if node.unavailable is not None}
+    good = {each.id for each in _devices(fleet) if each.unavailable is None and each.node not in down}
+    holders = _holders(leases)
+    return all(
+        len(each.devices) >= each.reservation.number
+        and each.devices <= good
+        and all(_lateness(each.reservation, holders.get(name, ()), now) <= 0 for name in each.devices)
+        for each in kept
+        if each.reservation.number
     )
 
 
 def closed_to(
-    claim: Claim, kept: Iterable[Kept], policy: ReservationPolicy | None = None
+    claim: Claim | None, kept: Iterable[Kept], now: datetime, notice: timedelta = NOTICE
 ) -> frozenset[DeviceId]:
-    """Return the kept devices that a claim may not be given now."""
-    notice_s = (policy or ReservationPolicy()).notice.total_seconds()
-    runtime = claim.request.max_runtime_s
-    return frozenset(
-        each.device
-        for each in kept
-        if not each.reservation.is_for(claim)
-        and (each.opens_in_s <= notice_s if runtime is None else runtime > each.opens_in_s)
-    )
+    """Return the kept devices that a claim may not be given now; None = of one that nothing is known of."""
+    found = [each.devices for each in _closing(claim, kept, now, notice)]
+    return found[0] if len(found) == 1 else frozenset().union(*found)
 
 
-def overstayers(kept: Iterable[Kept], leases: Iterable[Lease]) -> frozenset[LeaseId]:
+def reopenings(
+    claim: Claim, kept: Iterable[Kept], now: datetime, notice: timedelta = NOTICE
+) -> list[tuple[float, frozenset[DeviceId]]]:
+    """Return in how many seconds which devices will no longer be closed to a claim, the first ones first."""
+    ends: dict[DeviceId, datetime] = {}
+    for each in _closing(claim, kept, now, notice):
+        for device in each.devices:
+            ends[device] = max(each.reservation.ends_at, ends.get(device, each.reservation.ends_at))
+    return [
+        ((end - now).total_seconds(), frozenset(device for device, at in ends.items() if at == end))
+        for end in sorted(set(ends.values()))
+    ]
+
+
+def _closing(claim: Claim | None, kept: Iterable[Kept], now: datetime, notice: timedelta) -> Iterator[Kept]:
+    runtime = None if claim is None else claim.request.max_runtime_s
+    least_s = notice.total_seconds() if runtime is None else runtime
+    for each in kept:
+        opens_in_s = max(0.0, (each.reservation.starts_at - now).total_seconds())
+        is_near = opens_in_s <= least_s if runtime is None else opens_in_s < least_s
+        if is_near and now < each.reservation.ends_at and not each.reservation.is_for(claim):
+            yield each
+
+
+def overstayers(kept: Iterable[Kept], leases: Iterable[Lease], now: datetime) -> frozenset[LeaseId]:
     """Return the leases of others on devices whose reservation has started."""
-    holders = _holders(leases)
+    begun = [each for each in kept if each.reservation.starts_at <= now < each.reservation.ends_at]
+    holders = _holders(leases) if begun else {}
     return frozenset(
         lease.id
-        for each in kept
-        if each.opens_in_s == 0.0
-        for lease in holders.get(each.device, ())
+        for each in begun
+        for device in each.devices
+        for lease in holders.get(device, ())
         if not each.reservation.is_for(lease.claim)
     )
 
 
-def reserved_reason(request: GpuRequest, kept: Iterable[Kept], closed: frozenset[DeviceId]) -> Reason:
-    """Return the reason of a claim that could start but for kept devices; names who keeps most."""
-    in_way = [each for each in kept if each.device in closed]
-    counts = Counter(each.reservation.id for each in in_way)
-    most = max(in_way, key=lambda each: (counts[each.reservation.id], each.reservation.id)).reservation
-    owner = most.dag_id if most.team is None else most.team
-    return Reason(
-        ReasonCode.RESERVED,
-        f"asked {reasons.asked(request)}; {len(closed)} free or suitable device(s) are reserved, "
-        f"{counts[most.id]} for {owner} from {most.starts_at:{_CLOCK}} until {most.ends_at:{_CLOCK}}; "
-        "a max_runtime that ends before that start would let it pass",
+def in_the_way(claim: Claim, kept: Iterable[Kept], closed: frozenset[DeviceId], now: datetime) -> str:
+    """Return for whom and until when most of the closed devices are kept, and what a claim can do."""
+    rivals = [each for each in kept if not each.reservation.is_for(claim) and each.devices & closed]
+    most = max(rivals, key=lambda each: (len(each.devices & closed), each.reservation.id))
+    reservation, number = most.reservation, len(most.devices & closed)
+    told = (
+        f"{number} reserved by {reservation.by} for {reservation.owner} from "
+        f"{reservation.starts_at:{_CLOCK}} until {reservation.ends_at:{_CLOCK}} ({reservation.id})"
     )
+    if now < reservation.starts_at:
+        return f"{told}: a max_runtime that ends before that start would let it pass"
+    return f"{told}: starts when that ends, or on others"
 
 
 def conflict(new: Reservation, others: Iterable[Reservation], fleet: Fleet) -> str | None:
@@ -206,13 +243,13 @@ def _lateness(reservation: Reservation, holders: Sequence[Lease], now: datetime)
     """Return by how much a device will be late; below 0 = the owner has it already."""
     if not holders:
         return 0.0
-    start = max(now, reservation.starts_at)
-    return max((_late_s(each, start) for each in holders if not reservation.is_for(each.claim)), default=-1.0)
+    others = [each for each in holders if not reservation.is_for(each.claim)]
+    return max((_late_s(each, max(now, reservation.starts_at), now) for each in others), default=-1.0)
 
 
-def _late_s(lease: Lease, start: datetime) -> float:
-    """Return by how many seconds a lease overstays a start; without a promise, for ever."""
-    if lease.ends_by is None:
+def _late_s(lease: Lease, start: datetime, now: datetime) -> float:
+    """Return by how many seconds a lease overstays a start; without a promise it may for ever."""
+    if lease.ends_by is None or lease.ends_by <= now:
         return float("inf")
     return max(0.0, (lease.ends_by - start).total_seconds())
 

@@ -1,9 +1,9 @@
 """Change live leases: more or less of them, or a move, on what the engine keeps.
 
 What becomes of a lease is decided by `resize` and `move`; here it is taken from the free capacity and given
-back. A lease grows only into what a new claim at the end of the queue would see: what waiting claims keep is
-hidden from it. The old place stays the lease's own until a commit. The next step is the transaction of the
-server's leader.
+back. A lease grows only into what a new claim at the end of the queue would see: neither what waiting claims
+keep nor what is reserved for others. The old place stays the lease's own until a commit. The next step is the
+transaction of the server's leader.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from airflow_gpu_provider.broker import move
 from airflow_gpu_provider.broker.capacity import Capacity
 from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.matching import match_degree
 from airflow_gpu_provider.broker.model import DeviceId, Lease, LeaseId
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused
@@ -47,6 +48,7 @@ class Resizing:
         pending: Pending,
         regions: Regions,
         touch: Callable[[int], None],
+        keeping: Keeping,
         policy: ResizePolicy | None = None,
     ) -> None:
         self._holdings = holdings
@@ -56,6 +58,7 @@ class Resizing:
         self._pending = pending
         self._regions = regions
         self._touch = touch
+        self._keeping = keeping
         self._policy = policy
 
     def resize(self, lease_id: LeaseId, wish: Wish, now: datetime) -> Decision | None:
@@ -137,8 +140,9 @@ class Resizing:
         near = self._regions.around(kinds, self._pending.classes.values())
         try:
             for waiting in sorted(near, key=attrgetter("rank")):
-                holds.keep(waiting.key)
-            yield FreeRoom(self._capacity, self._placer)
+                holds.keep(self._keeping.key_for(waiting.first, waiting.key, now))
+            closed = self._keeping.closed_to(lease.claim, now)
+            yield FreeRoom(self._capacity, self._placer, closed)
         finally:
             holds.let_go()
 

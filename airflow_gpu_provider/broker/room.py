@@ -19,14 +19,17 @@ from airflow_gpu_provider.broker.placement import Placer
 class FreeRoom:
     """A `resize.Room` on a capacity and its placer."""
 
-    def __init__(self, capacity: Capacity, placer: Placer) -> None:
+    def __init__(self, capacity: Capacity, placer: Placer, closed: frozenset[DeviceId] = frozenset()) -> None:
         self._capacity = capacity
         self._placer = placer
+        self._closed = closed
 
     def free_milli(self, device: DeviceId) -> int:
-        """Return the free share of a device; 0 for one that is not offered."""
+        """Return the free share of a device; 0 for one that is not offered to this lease."""
         place = self._capacity.layout.place_of.get(device)
-        return 0 if place is None else max(0, int(self._capacity.milli[place]))
+        if place is None or device in self._closed:
+            return 0
+        return max(0, int(self._capacity.milli[place]))
 
     def memory_mib(self, device: DeviceId) -> int:
         """Return the size of a device; 0 for one that left the fleet."""
@@ -35,7 +38,7 @@ class FreeRoom:
 
     def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
         """Return free devices for all of a request, or None."""
-        found = self._placer.place(request, excluded)
+        found = self._placer.place(request, excluded | self._closed)
         if found is None:
             return None
         return tuple(self._capacity.layout.device(bank, slot).id for bank, slot in found.places)

@@ -70,7 +70,7 @@ def test_a_withdrawn_claim_gets_nothing() -> None:
     engine = Engine(POLICY, fleet(1, 1), claims=[claim("a")])
     engine.withdraw(ClaimId("a"))
     assert engine.turn(NOW) == Decisions()
-    assert engine.standing(ClaimId("a"), NOW) is None
+    assert engine.waiting(NOW) == ()
 
 
 def test_a_claim_told_twice_gets_devices_once() -> None:
@@ -105,7 +105,7 @@ def test_a_node_that_gets_busy_takes_no_more_until_its_load_falls() -> None:
     engine.set_fleet(fleet_of(node("a", 2, load=0.9)), NOW)
     engine.submit(claim("two"))
     assert engine.turn(NOW) == Decisions()
-    standing = engine.standing(ClaimId("two"), NOW)
+    (standing,) = (each for each in engine.waiting(NOW) if each.claim_id == "two")
     assert standing is not None and standing.reason.code.value == "nodes_busy"
     engine.set_fleet(fleet_of(node("a", 2, load=0.2)), NOW)
     assert set(placed(engine.turn(NOW))) == {"two"}

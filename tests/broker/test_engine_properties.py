@@ -15,6 +15,7 @@ from airflow_gpu_provider.broker.model import (
     Claim,
     ClaimId,
     CyclePolicy,
+    DeviceId,
     Fleet,
     GpuRequest,
     Lease,
@@ -23,14 +24,31 @@ from airflow_gpu_provider.broker.model import (
     Placement,
     Snapshot,
 )
+from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
 from .builders import NOW, claim
 from .invariants import check
 from .test_cycle_properties import nodes, requests
 
-POLICY = CyclePolicy()
+POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60))
 
 waits = st.integers(0, 5)
+teams = st.sampled_from([None, "vision", "text"])
+named = st.sampled_from([("n0/0",), ("n0/0", "n0/1"), ("n1/0", "n2/0")])
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[tuple[int, int, tuple[str, ...], int, str | None]]:
+    """Start and length in seconds, named devices or a number of a model."""
+    found = []
+    for _ in range(draw(st.integers(0, 3))):
+        start, length = draw(st.integers(-20, 200)), draw(st.integers(30, 200))
+        number = draw(st.integers(0, 4))
+        model = draw(st.sampled_from([None, "A100", "V100"])) if number else None
+        found.append((start, length, () if number else draw(named), number, model))
+    return found
+
+
 excluded = st.sampled_from([(), (), (), ("n0/0", "n0/1"), ("n1/0", "n1/1", "n1/2")])
 
 
@@ -46,16 +64,36 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         self.number = 0
         for each in asked:
             self._make(each, 0, 0, ())
+        self.reservations: tuple[Reservation, ...] = ()
         self.engine = Engine(POLICY, self.fleet, (), self.claims.values())
 
-    @rule(asked=requests, value=waits, waited=waits, without=excluded)
-    def submit(self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...]) -> None:
-        self.engine.submit(self._make(asked, value, waited, without))
+    @rule(asked=requests, value=waits, waited=waits, without=excluded, team=teams)
+    def submit(
+        self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...], team: str | None
+    ) -> None:
+        self.engine.submit(self._make(asked, value, waited, without, team))
 
-    @rule(asked=requests, times=st.integers(2, 4))
-    def submit_alike(self, asked: GpuRequest, times: int) -> None:
-        for value in range(times):
-            self.engine.submit(self._make(asked, value, 0, ()))
+    @rule(asked=requests, of=st.lists(teams, min_size=2, max_size=4))
+    def submit_alike(self, asked: GpuRequest, of: list[str | None]) -> None:
+        for value, team in enumerate(of):
+            self.engine.submit(self._make(asked, value, 0, (), team))
+
+    @rule(some=windows(), team=st.sampled_from(["vision", "text"]))
+    def reserve(self, some: list[tuple[int, int, tuple[str, ...], int, str | None]], team: str) -> None:
+        self.reservations = tuple(
+            Reservation(
+                f"r{number}",
+                self.now + timedelta(seconds=start),
+                self.now + timedelta(seconds=start + length),
+                by="ada",
+                team=team,
+                devices=frozenset(map(DeviceId, devices)),
+                number=count,
+                model=model,
+            )
+            for number, (start, length, devices, count, model) in enumerate(some)
+        )
+        self.engine.reserve(self.reservations)
 
     @rule(index=st.integers(0, 99))
     def withdraw(self, index: int) -> None:
@@ -112,7 +150,13 @@ class EngineAgainstCycle(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 70), writes=st.lists(st.sampled_from([True, True, True, False]), max_size=3))
     def turn(self, seconds: int, writes: list[bool]) -> None:
         self.now += timedelta(seconds=seconds)
-        before = Snapshot(self.fleet, tuple(self.leases.values()), tuple(self.claims.values()))
+        before = Snapshot(
+            self.fleet,
+            tuple(self.leases.values()),
+            tuple(self.claims.values()),
+            reservations=self.reservations,
+            kept={each.reservation.id: each.devices for each in self.engine.keeping.kept},
+        )
         mine = self.engine.turn(self.now)
         before = replace(before, recent=self.engine.mix_of)
         reference = decide(before, self.now, POLICY)
@@ -121,6 +165,9 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         assert set(mine.expired) == set(reference.expired)
         assert self.engine.waiting(self.now) == reference.waiting
         check(before, replace(mine, waiting=reference.waiting), self.now, POLICY)
+        for placement in mine.placements:
+            for each in self.engine.keeping.kept:
+                self._is_let_in(placement, each)
         self.engine.validate()
         for lease_id in mine.expired:
             del self.leases[lease_id]
@@ -134,11 +181,26 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.engine.validate()
 
-    def _make(self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...]) -> Claim:
+    def _is_let_in(self, placement: Placement, kept: Kept) -> None:
+        """Claims of others are on a kept device only if they end in time, or start long before."""
+        asker, start = self.claims[placement.claim_id], kept.reservation.starts_at
+        if asker.team == kept.reservation.team or kept.devices.isdisjoint(
+            placement.devices + placement.spares
+        ):
+            return
+        runtime = asker.request.max_runtime_s
+        if runtime is None:
+            assert self.now < start - POLICY.reservation_notice
+        else:
+            assert self.now + timedelta(seconds=runtime) <= start
+
+    def _make(
+        self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...], team: str | None = None
+    ) -> Claim:
         self.number += 1
         made = claim(f"c{self.number:03}", value=value, excluded=without)
         submitted_at = self.now - timedelta(minutes=waited)
-        made = replace(made, request=asked, submitted_at=submitted_at)
+        made = replace(made, request=asked, submitted_at=submitted_at, team=team)
         self.claims[made.id] = made
         return made
 
@@ -150,18 +212,20 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         if not is_written:
             self.engine.not_granted(placement.claim_id)
             return
-        request = self.claims.pop(placement.claim_id).request
+        asker = self.claims.pop(placement.claim_id)
         devices = placement.devices + placement.spares
         lease_id = LeaseId(f"lease-{placement.claim_id}")
         expires_at = self.now + timedelta(seconds=90)
-        lease = Lease(lease_id, placement.claim_id, devices, request, self.now, expires_at, placement.shares)
+        lease = Lease(
+            lease_id, asker.id, devices, asker.request, self.now, expires_at, placement.shares, asker
+        )
         self.leases[lease_id] = lease
         self.engine.granted(placement, lease)
 
 
 EngineAgainstCycle.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
+    max_examples=80,
+    stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.broker.model import Claim, DeviceId, Lease, ReasonCode
+from airflow_gpu_provider.broker.model import Claim, DeviceId, Lease
 from airflow_gpu_provider.broker.reservation import (
     Kept,
     Reservation,
-    ReservationPolicy,
     closed_to,
     conflict,
+    in_the_way,
     keep,
     overstayers,
-    reserved_reason,
+    reopenings,
 )
 from airflow_gpu_provider.exceptions import InvalidRequest
 
-from .builders import NOW, claim, fleet, fleet_of, lease, node, request
+from .builders import NOW, claim, fleet, fleet_of, lease, node
 
 quick = settings(max_examples=150, deadline=None)
 
@@ -59,29 +59,29 @@ def held_by(team: str | None, name: str, devices: str, **more: Any) -> Lease:
 
 
 def names(kept: Iterable[Kept]) -> list[str]:
-    return [str(each.device) for each in kept]
+    return sorted(str(device) for each in kept for device in each.devices)
 
 
 def test_others_may_use_reserved_devices_only_if_they_end_in_time() -> None:
     kept = keep([reservation(in_h=2, devices="n0/0")], fleet(1), [], NOW)
-    assert not closed_to(of_team("text", 2 * 3600), kept)
-    assert closed_to(of_team("text", 2 * 3600 + 1), kept) == {"n0/0"}
-    assert not closed_to(of_team("text"), kept), "the start is still further away than the notice"
-    assert closed_to(of_team("text"), kept, ReservationPolicy(notice=timedelta(hours=3))) == {"n0/0"}
+    assert not closed_to(of_team("text", 2 * 3600), kept, NOW)
+    assert closed_to(of_team("text", 2 * 3600 + 1), kept, NOW) == {"n0/0"}
+    assert not closed_to(of_team("text"), kept, NOW), "the start is still further away than the notice"
+    assert closed_to(of_team("text"), kept, NOW, notice=timedelta(hours=3)) == {"n0/0"}
 
 
 def test_the_owner_may_always_use_them_and_nobody_else_once_it_has_started() -> None:
     kept = keep([reservation(in_h=-1, devices="n0/0")], fleet(1), [], NOW)
-    assert not closed_to(of_team("vision", 1e9), kept)
-    assert closed_to(of_team("text", 1), kept) == {"n0/0"}
-    assert closed_to(of_team(None), kept) == {"n0/0"}
+    assert not closed_to(of_team("vision", 1e9), kept, NOW)
+    assert closed_to(of_team("text", 1), kept, NOW) == {"n0/0"}
+    assert closed_to(of_team(None), kept, NOW) == {"n0/0"}
 
 
 def test_a_reservation_for_a_dag_is_not_for_the_whole_team() -> None:
     kept = keep([reservation(in_h=-1, devices="n0/0", dag_id="nightly")], fleet(1), [], NOW)
-    assert not closed_to(of_team("vision", dag_id="nightly"), kept)
-    assert closed_to(of_team("vision", dag_id="other"), kept)
-    assert closed_to(of_team("text", dag_id="nightly"), kept)
+    assert not closed_to(of_team("vision", dag_id="nightly"), kept, NOW)
+    assert closed_to(of_team("vision", dag_id="other"), kept, NOW)
+    assert closed_to(of_team("text", dag_id="nightly"), kept, NOW)
 
 
 def test_what_is_over_keeps_nothing() -> None:
@@ -112,7 +112,7 @@ def test_overlapping_reservations_keep_different_devices_and_later_ones_the_same
     first, second = reservation("a", number=2), reservation("b", in_h=3, number=2)
     later = reservation("c", in_h=10, number=4)
     kept = keep([first, second, later], fleet(1), [], NOW)
-    by_id = {name: {k.device for k in kept if k.reservation.id == name} for name in "abc"}
+    by_id = {each.reservation.id: each.devices for each in kept}
     assert not by_id["a"] & by_id["b"]
     assert by_id["c"] == {"n0/0", "n0/1", "n0/2", "n0/3"}
 
@@ -120,7 +120,7 @@ def test_overlapping_reservations_keep_different_devices_and_later_ones_the_same
 def test_named_devices_are_never_given_to_a_number() -> None:
     named = reservation("z", in_h=3, devices="n0/0 n0/1")
     kept = keep([reservation("a", number=2), named], fleet(1), [], NOW)
-    assert {k.device for k in kept if k.reservation.id == "a"} == {"n0/2", "n0/3"}
+    assert {each.reservation.id: each.devices for each in kept}["a"] == {"n0/2", "n0/3"}
 
 
 def test_leases_of_others_that_overstay_are_named_and_the_owners_are_not() -> None:
@@ -130,19 +130,54 @@ def test_leases_of_others_that_overstay_are_named_and_the_owners_are_not() -> No
         held_by("text", "far", "n0/3"),
     ]
     kept = keep([reservation(in_h=-1, devices="n0/0 n0/1 n0/2")], fleet(1), leases, NOW)
-    assert overstayers(kept, leases) == {"lease-late"}
+    assert overstayers(kept, leases, NOW) == {"lease-late"}
     soon = keep([reservation(in_h=1, devices="n0/0")], fleet(1), leases, NOW)
-    assert overstayers(soon, leases) == frozenset()
+    assert overstayers(soon, leases, NOW) == frozenset()
 
 
-def test_the_reason_names_owner_and_times() -> None:
-    kept = keep([reservation(in_h=0, devices="n0/0 n0/1")], fleet(1), [], NOW)
-    reason = reserved_reason(request(4), kept, closed_to(of_team("text"), kept))
-    assert reason.code is ReasonCode.RESERVED
-    assert reason.text == (
-        "asked 4 GPUs; 2 free or suitable device(s) are reserved, 2 for vision from 2026-03-01 12:00 UTC "
-        "until 2026-03-01 14:00 UTC; a max_runtime that ends before that start would let it pass"
+def test_who_is_kept_off_hears_for_whom_until_when_and_what_to_do() -> None:
+    kept = keep([reservation(in_h=1, devices="n0/0 n0/1")], fleet(1), [], NOW)
+    closed = closed_to(of_team("text"), kept, NOW)
+    assert in_the_way(of_team("text"), kept, closed, NOW) == (
+        "2 reserved by ada for team vision from 2026-03-01 13:00 UTC until 2026-03-01 15:00 UTC (r): "
+        "a max_runtime that ends before that start would let it pass"
     )
+    later = NOW + timedelta(hours=1)
+    assert in_the_way(of_team("text"), kept, closed, later).endswith("starts when that ends, or on others")
+
+
+def test_devices_come_back_when_the_last_reservation_in_the_way_is_over() -> None:
+    kept = keep(
+        [
+            reservation("a", in_h=-1, for_h=2, devices="n0/0"),
+            reservation("b", in_h=-1, for_h=3, devices="n0/1"),
+            reservation("c", in_h=1, for_h=4, devices="n0/0"),
+        ],
+        fleet(1),
+        [],
+        NOW,
+    )
+    assert reopenings(of_team("text"), kept, NOW) == [(2 * 3600.0, {"n0/1"}), (5 * 3600.0, {"n0/0"})]
+    assert reopenings(of_team("vision"), kept, NOW) == []
+
+
+def test_a_choice_does_not_wander_while_it_is_as_good_as_another() -> None:
+    number = [reservation(number=2)]
+    busy = [held_by("text", "x", "n0/0 n0/1")]
+    first = keep(number, fleet(2), busy, NOW)
+    assert names(first) == ["n1/0", "n1/1"], "the node with most free devices"
+    before = {each.reservation.id: each.devices for each in first}
+    others = [held_by("text", "y", "n1/2 n1/3")]
+    assert names(keep(number, fleet(2), others, NOW)) == ["n0/0", "n0/1"]
+    assert keep(number, fleet(2), others, NOW, before) == first
+    late = [held_by("text", "z", "n1/0")]
+    assert names(keep(number, fleet(2), late, NOW, before)) == ["n0/0", "n1/1"], "only what became worse"
+
+
+def test_a_lease_that_broke_its_promise_is_not_counted_on() -> None:
+    held = replace(held_by("text", "late", "n0/0", max_runtime_s=60), granted_at=NOW - timedelta(hours=1))
+    before = {"r": frozenset({DeviceId("n0/0")})}
+    assert names(keep([reservation(number=1)], fleet(1), [held], NOW, before)) == ["n0/1"]
 
 
 @pytest.mark.parametrize(
@@ -200,10 +235,10 @@ def test_who_promises_to_end_in_time_does_and_a_reservation_that_was_free_of_oth
         leases = [each for each in leases if each.ends_by is not None and each.ends_by > now]
         kept = keep(some, own, leases, now)
         if sum(each.number for each in some) <= 3:
-            assert not overstayers(kept, leases)
+            assert not overstayers(kept, leases, now)
         guest = of_team("third", data.draw(st.integers(1, 5)) * 3600.0)
         busy = {device for each in leases for device in each.devices}
-        open_now = [name for name in all_devices if name not in busy | closed_to(guest, kept)]
+        open_now = [name for name in all_devices if name not in busy | closed_to(guest, kept, now)]
         if open_now:
             got = data.draw(st.sampled_from(open_now))
             leases.append(
@@ -221,5 +256,16 @@ def test_no_device_is_kept_for_two_at_once(some: list[Reservation]) -> None:
     kept = keep(some, fleet(1, 6), [], NOW)
     for one in kept:
         for two in kept:
-            if one is not two and one.device == two.device:
-                assert not one.reservation.overlaps(two.reservation)
+            if one is not two and one.reservation.overlaps(two.reservation):
+                assert not one.devices & two.devices
+
+
+@given(some=windows, busy=st.lists(st.integers(0, 5), max_size=4, unique=True), hours=st.integers(0, 6))
+@quick
+def test_to_choose_again_changes_nothing(some: list[Reservation], busy: list[int], hours: int) -> None:
+    leases = [held_by("text" if number % 2 else "vision", f"l{number}", f"n0/{number}") for number in busy]
+    now = NOW + timedelta(hours=hours)
+    first = keep(some, fleet(1, 6), leases, now)
+    assert (
+        keep(some, fleet(1, 6), leases, now, {each.reservation.id: each.devices for each in first}) == first
+    )

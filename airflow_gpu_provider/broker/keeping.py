@@ -1,0 +1,143 @@
+"""Which devices are kept now: chosen anew only when something that matters for it has happened.
+
+A turn asks each time and pays a comparison of times while there is nothing to choose. What `renew` returns
+is where claims may start that could not before, or hold what they no longer may. The choice is the one of
+`reservation.keep`; a lease that neither sits on a kept device nor is an owner's changes it only while too few
+good devices are kept. The next step is the turn of `engine.Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.broker.model import Claim, DeviceId, Fleet, Lease, LeaseId
+from airflow_gpu_provider.broker.queue import ClassKey
+from airflow_gpu_provider.broker.reservation import (
+    NOTICE,
+    Kept,
+    Reservation,
+    closed_to,
+    in_the_way,
+    is_settled,
+    keep,
+    overstayers,
+    reopenings,
+)
+
+_NOTHING: frozenset[DeviceId] = frozenset()
+#: Claims that promise to end may use a device up to the very moment that leaves them their time.
+_INSTANT = timedelta(microseconds=1)
+
+
+class Keeping:
+    """The reservations of the fleet and the devices that are kept for them."""
+
+    def __init__(
+        self,
+        notice: timedelta = NOTICE,
+        reservations: Iterable[Reservation] = (),
+        before: Mapping[str, frozenset[DeviceId]] | None = None,
+    ) -> None:
+        self._notice = notice
+        self.reservations = tuple(reservations)
+        self.kept: tuple[Kept, ...] = ()
+        self._before = dict(before or {})
+        self._must_choose = bool(self.reservations)
+        self._is_settled = True
+        self._moves_at: datetime | None = None  #: when time alone closes or opens devices next
+
+    def reserve(self, reservations: Iterable[Reservation]) -> None:
+        """Take these reservations instead of those of before."""
+        self.reservations = tuple(reservations)
+        self._must_choose = True
+
+    def see_fleet(self) -> None:
+        """Note that the fleet is another one."""
+        self._must_choose = bool(self.reservations or self.kept)
+
+    def see_lease(self, lease: Lease) -> None:
+        """Note that a lease began, ended or broke its promise."""
+        if self._must_choose or not self.kept:
+            return
+        self._must_choose = any(
+            each.reservation.number
+            and (
+                not self._is_settled
+                or each.reservation.is_for(lease.claim)
+                or not each.devices.isdisjoint(lease.devices)
+            )
+            for each in self.kept
+        )
+
+    def expect(self, runtime_s: float | None, now: datetime) -> None:
+        """Note that a claim with this promise waits: it is kept off some day, which may let others pass."""
+        if runtime_s is None:
+            return
+        for each in self.kept:
+            closes_at = each.reservation.starts_at - timedelta(seconds=runtime_s) + _INSTANT
+            if closes_at > now and (self._moves_at is None or closes_at < self._moves_at):
+                self._moves_at = closes_at
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether `renew` may have something to do."""
+        return self._must_choose or (self._moves_at is not None and now >= self._moves_at)
+
+    def renew(
+        self, now: datetime, fleet: Fleet, leases: Iterable[Lease], runtimes: Iterable[float | None]
+    ) -> frozenset[DeviceId]:
+        """Choose anew; return the devices of which it may have changed to whom they are closed.
+
+        ``runtimes`` are the promises of the claims that wait.
+        """
+        is_moved = self._moves_at is not None and now >= self._moves_at
+        old, leases = self.kept, list(leases)
+        before = self._before | {each.reservation.id: each.devices for each in old}
+        self.kept = keep(self.reservations, fleet, leases, now, before)
+        self._before.clear()
+        self._is_settled = is_settled(self.kept, fleet, leases, now)
+        self._must_choose = False
+        self._plan(now, runtimes)
+        if old == self.kept and not is_moved:
+            return _NOTHING
+        return _NOTHING.union(*(each.devices for each in (*old, *self.kept)))
+
+    def closed_to(self, claim: Claim | None, now: datetime) -> frozenset[DeviceId]:
+        """Return the devices that a claim may not be given now."""
+        return closed_to(claim, self.kept, now, self._notice) if self.kept else _NOTHING
+
+    def key_for(self, claim: Claim, key: ClassKey, now: datetime) -> ClassKey:
+        """Return the class of a claim at this moment: what is closed to it is excluded."""
+        closed = self.closed_to(claim, now)
+        return (key[0], key[1] | closed) if closed else key
+
+    def in_the_way(self, claim: Claim, now: datetime) -> str:
+        """Return for whom devices are closed to a claim, and until when."""
+        return in_the_way(claim, self.kept, self.closed_to(claim, now), now)
+
+    def reopenings(self, claim: Claim, now: datetime) -> list[tuple[float, frozenset[DeviceId]]]:
+        """Return in how many seconds which devices will no longer be closed to a claim."""
+        return reopenings(claim, self.kept, now, self._notice)
+
+    def owned_by(self, claim: Claim) -> frozenset[str]:
+        """Return the reservations that are for a claim; they are part of what makes claims alike."""
+        return frozenset(each.id for each in self.reservations if each.is_for(claim))
+
+    def overstayers(self, leases: Callable[[], Iterable[Lease]], now: datetime) -> frozenset[LeaseId]:
+        """Return the leases of others on devices whose reservation has started."""
+        return overstayers(self.kept, leases(), now) if self.kept else frozenset()
+
+    def _plan(self, now: datetime, runtimes: Iterable[float | None]) -> None:
+        moments = [
+            moment
+            for each in self.kept
+            for moment in (
+                each.reservation.starts_at - self._notice,
+                each.reservation.starts_at,
+                each.reservation.ends_at,
+            )
+            if moment > now
+        ]
+        self._moves_at = min(moments, default=None)
+        for runtime_s in set(runtimes):
+            self.expect(runtime_s, now)
