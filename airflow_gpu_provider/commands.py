@@ -18,6 +18,7 @@ from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.rows import (
     DrainRow,
+    HolderRow,
     LeaseRow,
     NodeRow,
     QueueRow,
@@ -197,7 +198,7 @@ def _device_rows(node: NodeRow) -> list[dict[str, Any]]:
             "memory_gib": round(device.memory_mib / 1024, 1),
             "state": device.state,
             "utilisation": _shown(None if device.utilisation is None else f"{device.utilisation:.0%}"),
-            "holder_or_reason": device.holder or device.why or "",
+            "holder_or_reason": "; ".join(map(_holder, device.holders)) or device.why or "",
             "report_age_s": node.report_age_s,
         }
         for device in node.devices
@@ -256,6 +257,14 @@ def _drain_row(row: DrainRow) -> dict[str, Any]:
     }
 
 
+def _holder(row: HolderRow) -> str:
+    return _part(row.task, row.share)
+
+
+def _part(name: str, share: float) -> str:
+    return name if share == 1 else f"{name} ({share:g} of it)"
+
+
 def _lease_row(row: LeaseRow) -> dict[str, Any]:
     return {
         "task": f"{row.key.dag_id}.{row.key.task_id}",
@@ -263,7 +272,7 @@ def _lease_row(row: LeaseRow) -> dict[str, Any]:
         "map_index": row.key.map_index,
         "try": row.key.try_number,
         "owner": _shown(row.owner),
-        "devices": ", ".join(row.devices),
+        "devices": ", ".join(map(_part, row.devices, row.shares)),
         "nodes": ", ".join(row.nodes),
         "granted_at": row.granted_at.isoformat(timespec="seconds"),
         "expires_in_s": row.expires_in_s,

@@ -11,12 +11,12 @@ import hmac
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from airflow_gpu_provider.broker.model import CyclePolicy
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
 from airflow_gpu_provider.exceptions import InvalidRequest
 
 SECTION = "gpu"
 _SECRETS = ("token_secret", "sql_alchemy_conn")
-_TYPES: dict[type, str] = {float: "float", bool: "boolean", str: "string"}
+_TYPES: dict[type, str] = {float: "float", int: "integer", bool: "boolean", str: "string"}
 
 
 class Settings(BaseModel):
@@ -95,6 +95,13 @@ class Settings(BaseModel):
         ge=0,
         description="Points of value a claim of a backfill run loses, so that live work goes first.",
     )
+    most_sharers: int = Field(
+        8,
+        ge=1,
+        le=30,
+        description="At most so many tasks share a device: each counts with at least such a part. 1: who "
+        "asks for a share gets a whole device.",
+    )
     priority_hook: bool = Field(
         True,
         description="Set the priority weight of this provider's tasks from the DAG run's `priority` and "
@@ -153,6 +160,11 @@ class Settings(BaseModel):
         from airflow.configuration import conf
 
         return str(conf.get("database", "sql_alchemy_conn"))
+
+    @property
+    def least_milli(self) -> int:
+        """The smallest share of a device, in milli-GPU."""
+        return WHOLE_DEVICE // self.most_sharers
 
     def cycle_policy(self) -> CyclePolicy:
         """Return what the pure core needs of these settings."""

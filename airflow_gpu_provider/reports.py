@@ -51,7 +51,10 @@ class ReportBody(Body):
 
 
 class LeasedDevice(BaseModel):
-    """A device under a live lease, told to the agent so that it can tell its holders from outsiders."""
+    """A device under a live lease, told to the agent so that it can tell its holders from outsiders.
+
+    A shared device is told once for each of its leases.
+    """
 
     id: str
     lease_id: str

@@ -13,6 +13,14 @@ from airflow_gpu_provider.broker.model import RunType
 from airflow_gpu_provider.wire import RequestBody, TaskKey
 
 
+class HolderRow(BaseModel):
+    """Who holds a device, or shares it."""
+
+    task: str
+    lease_id: str
+    share: float  #: of the device, 1 = all of it
+
+
 class DeviceRow(BaseModel):
     """A device for people."""
 
@@ -20,14 +28,15 @@ class DeviceRow(BaseModel):
     model: str
     memory_mib: int
     tflops: float
-    state: str  #: free | leased | drained | unavailable | stale
+    state: str  #: free | shared (some of it is free) | leased | drained | unavailable | stale
     why: str | None = None
     utilisation: float | None = None
     memory_used_mib: int | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     simulated: bool = False
-    holder: str | None = None
+    holders: list[HolderRow] = []
+    free: float  #: what a claim could have of it now, 1 = all of it
 
 
 class NodeRow(BaseModel):
@@ -69,6 +78,7 @@ class LeaseRow(BaseModel):
     request: RequestBody
     owner: str | None
     devices: list[str]
+    shares: list[float]  #: of each device, 1 = all of it
     nodes: list[str]
     granted_at: datetime
     expires_in_s: float
@@ -117,6 +127,6 @@ class Status(BaseModel):
     leader: str | None
     nodes: int
     devices: int
-    free: int
+    free: float  #: free devices, and the free parts of shared ones
     pending: int
     leases: int

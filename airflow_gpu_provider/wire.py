@@ -136,6 +136,12 @@ class ClaimBody(Body):
     ti_id: Annotated[str, Field(max_length=36), AfterValidator(no_nul)] | None = None
     owner: Annotated[str, Field(max_length=500), AfterValidator(no_nul)] | None = None
 
+    def of_at_least(self, milli: int) -> ClaimBody:
+        """Return the claim with a share that is not smaller than this."""
+        if self.request.milli >= milli:
+            return self
+        return self.model_copy(update={"request": self.request.model_copy(update={"milli": milli})})
+
 
 class DeviceView(BaseModel):
     """A leased device as its holder sees it."""
@@ -147,6 +153,12 @@ class DeviceView(BaseModel):
     memory_mib: int
     tflops: float
     simulated: bool
+    milli: int = 1000  #: what is leased of it; 1000 = the whole device
+
+    @property
+    def memory_limit_mib(self) -> int | None:
+        """The memory that its holder may use; None = all of it, the device is not shared."""
+        return None if self.milli == 1000 else self.memory_mib * self.milli // 1000
 
 
 class LeaseView(BaseModel):

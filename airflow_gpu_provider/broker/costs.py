@@ -87,7 +87,8 @@ class CostFunction:
         row = bank[row]
         cost = self._sum(request, banks, row, after, takes[row]) + by_kind[banks.kind[row]]
         cost = np.round(cost, 6)
-        order = np.argsort(-cost, kind="stable")  # the best of a bank is written last
+        # The best of a bank is written last; of equal ones the fullest, which leaves whole devices free.
+        order = np.argsort(cost, kind="stable")[::-1]
         found.cost[row[order]] = cost[order]
         found.share[row[order]] = share[order]
         return found

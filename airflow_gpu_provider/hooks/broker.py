@@ -188,7 +188,7 @@ class GpuBrokerHook(BaseHook):
         except GpuProviderError as error:
             return False, error.message
         return True, (
-            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free} "
+            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free:g} "
             f"free; {status.leases} leases, {status.pending} claims waiting; leader {status.leader or 'none'}"
         )
 

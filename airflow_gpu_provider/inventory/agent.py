@@ -62,7 +62,10 @@ class Agent:
     def step(self) -> ReportAnswer:
         """Measure and report once; raises what the transport raises."""
         answer = self._report(self.measure())
-        self._leases = {device.id: device.lease_id for device in answer.leased}
+        leases: dict[str, frozenset[str]] = {}
+        for device in answer.leased:
+            leases[device.id] = leases.get(device.id, frozenset()) | {device.lease_id}
+        self._leases = leases
         self._leftovers.learn(self._leases, self._clock())
         if self._fixed_interval_s is None:
             self._interval_s = answer.report_interval_s

@@ -74,27 +74,27 @@ class Verdict(Enum):
     """Whose a process on a device is."""
 
     HOLDER = "holder"
-    """It belongs to the live lease of this device."""
+    """It belongs to a live lease of this device."""
     FOREIGN = "foreign"
     """It is none of ours, or of ours on a device that it does not hold: reported, never touched."""
     ENDED = "ended"
-    """It carries the lease that this device had before: it outlived it."""
+    """It carries a lease that this device had before: it outlived it."""
     UNPROVEN = "unproven"
     """It carries a lease we never heard of: either so new that no answer named it yet, or long ended."""
 
 
 def verdict(
-    process: Process, *, lease: str | None, former_lease: str | None, live: Collection[str]
+    process: Process, *, leases: Collection[str], former: Collection[str], live: Collection[str]
 ) -> Verdict:
-    """Say whose ``process`` is on a device that now has ``lease`` and had ``former_lease`` before.
+    """Say whose ``process`` is on a device that now has ``leases`` and had ``former`` ones before.
 
     A process we may not look into gets the benefit of the doubt while its device is leased: calling the
     holder an outsider would take the device away from a task that runs.
     """
     if process.lease_id is None:
-        return Verdict.HOLDER if lease and not process.readable else Verdict.FOREIGN
-    if process.lease_id == lease:
+        return Verdict.HOLDER if leases and not process.readable else Verdict.FOREIGN
+    if process.lease_id in leases:
         return Verdict.HOLDER
     if process.lease_id in live:
         return Verdict.FOREIGN
-    return Verdict.ENDED if process.lease_id == former_lease else Verdict.UNPROVEN
+    return Verdict.ENDED if process.lease_id in former else Verdict.UNPROVEN

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from airflow_gpu_provider.inventory.health import Process, Verdict, verdict
@@ -22,6 +23,10 @@ from airflow_gpu_provider.reports import DeviceReport, NodeReport
 GRACE_S = 5.0
 #: From SIGTERM to SIGKILL: time to write a last checkpoint.
 KILL_AFTER_S = 10.0
+
+#: Ended leases that are remembered of each device: those of several that shared it.
+_FORMER = 32
+_NONE: frozenset[str] = frozenset()
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +47,14 @@ class Leftovers:
         self._table = table or ProcTable()
         self._grace_s = grace_s
         self._leases: Leases = NO_LEASES
-        self._former: dict[str, str] = {}
+        self._former: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_FORMER))
         self._answered_at: float | None = None
         self._overstays: dict[tuple[int, int], _Overstay] = {}
 
     def learn(self, leases: Leases, now: float) -> None:
         """Take over what the broker answered."""
-        for device_id, lease_id in self._leases.items():
-            if leases.get(device_id) != lease_id:
-                self._former[device_id] = lease_id
+        for device_id, before in self._leases.items():
+            self._former[device_id].extend(before - leases.get(device_id, _NONE))
         self._leases = leases
         self._answered_at = now
 
@@ -81,9 +85,9 @@ class Leftovers:
             return False
         whose = verdict(
             process,
-            lease=self._leases.get(device_id),
-            former_lease=self._former.get(device_id),
-            live=set(self._leases.values()),
+            leases=self._leases.get(device_id, _NONE),
+            former=self._former.get(device_id, ()),
+            live=_NONE.union(*self._leases.values()),
         )
         if whose in (Verdict.HOLDER, Verdict.FOREIGN):
             return whose is Verdict.FOREIGN

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from airflow_gpu_provider.reports import NodeReport
 
-#: device id -> lease id, as the broker last answered
-Leases = Mapping[str, str]
+#: device id -> its live leases (several share a device), as the broker last answered
+Leases = Mapping[str, frozenset[str]]
 NO_LEASES: Leases = MappingProxyType({})
 
 

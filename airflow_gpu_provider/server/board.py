@@ -11,8 +11,17 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, Lease, LeaseId, Reason, RunType
+from airflow_gpu_provider.broker.model import (
+    Claim,
+    ClaimId,
+    DeviceId,
+    Lease,
+    LeaseId,
+    Reason,
+    RunType,
+)
 from airflow_gpu_provider.broker.move import Offer, OfferPhase
+from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
 from airflow_gpu_provider.store.rows import ClaimRow, StoredLease, task_key
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
 
@@ -27,46 +36,6 @@ TaskId = tuple[str, str, str, int]
 def task_of(key: TaskKey) -> TaskId:
     """Return the task instance that a try belongs to."""
     return key.dag_id, key.run_id, key.task_id, key.map_index
-
-
-@dataclass(frozen=True, slots=True)
-class OpenOffer:
-    """A move that a live lease is offered, under the name by which its holder answers."""
-
-    id: str
-    offer: Offer
-
-    @property
-    def arrivals(self) -> tuple[DeviceId, ...]:
-        """The devices that are held for it and are not the lease's own yet."""
-        return tuple(device for device in self.offer.devices if device not in self.offer.from_devices)
-
-
-@dataclass(slots=True)
-class HeldDevices:
-    """A live lease."""
-
-    lease_id: str
-    epoch: int
-    devices: tuple[str, ...]
-    spares: tuple[str, ...]
-    nodes: tuple[str, ...]
-    match_degree: float
-    granted_at: datetime
-    expires_at: datetime
-    collected: bool
-    request: RequestBody | None = None  #: of a resized lease; None = what the claim asked
-    offer: OpenOffer | None = None
-    moved_by: str | None = None  #: the offer that was committed last
-
-    def at_work(self) -> tuple[str, ...]:
-        """Return the devices that its holder may use: both places while it moves."""
-        moves = self.offer is not None and self.offer.offer.phase is OfferPhase.ACCEPTED
-        return (*self.devices, *self.spares, *(self.offered() if moves else ()))
-
-    def offered(self) -> tuple[str, ...]:
-        """Return the devices that are held for a move."""
-        return () if self.offer is None else self.offer.arrivals
 
 
 @dataclass(slots=True)
@@ -138,6 +107,7 @@ class Entry:
             request=claim.request if resized is None else resized.to_request(),
             granted_at=self.held.granted_at,
             expires_at=self.held.expires_at,
+            shares=self.held.shares,
             claim=claim,
         )
 
@@ -148,7 +118,7 @@ class Board:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     by_lease: dict[str, Entry] = field(default_factory=dict)
-    by_device: dict[str, Entry] = field(default_factory=dict)
+    by_device: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
     by_task: dict[TaskId, list[Entry]] = field(default_factory=dict)
     decided: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     decided_keys: dict[TaskKey, Entry] = field(default_factory=dict)
@@ -171,7 +141,7 @@ class Board:
         entry.reason_code = entry.reason = entry.position = entry.expected_at = None
         self.by_lease[held.lease_id] = entry
         for device in held.at_work():
-            self.by_device[device] = entry
+            self.by_device[device] = (*self.by_device.get(device, ()), entry)
 
     def change(self, entry: Entry, **changes: object) -> None:
         """Show that a live lease became another; one that is over stays so."""
@@ -219,8 +189,11 @@ class Board:
 
     def _leave(self, entry: Entry, held: HeldDevices) -> None:
         for device in held.at_work():
-            if self.by_device.get(device) is entry:
-                del self.by_device[device]
+            left = tuple(each for each in self.by_device.get(device, ()) if each is not entry)
+            if left:
+                self.by_device[device] = left
+            else:
+                self.by_device.pop(device, None)
 
 
 def _moved(old: datetime | None, new: datetime | None) -> bool:
@@ -264,6 +237,7 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
             collected=held.row.collected_at is not None,
             request=None if held.row.request is None else RequestBody.model_validate(held.row.request),
             moved_by=held.row.moved_by,
+            shares=held.shares,
         )
         entry.held.offer = _offer_of(held, entry)
     return entry
@@ -283,5 +257,7 @@ def _offer_of(held: StoredLease, entry: Entry) -> OpenOffer | None:
         request=RequestBody.model_validate(row.request).to_request(),
         expires_at=row.expires_at,
         phase=OfferPhase(row.phase),
+        from_shares=lease.shares,
+        shares=tuple(row.shares),
     )
     return OpenOffer(row.id, offer)

@@ -125,7 +125,7 @@ class Broker:
     # -- claims
     async def submit(self, body: ClaimBody, *, is_attended: bool) -> Entry:
         """Store a claim and return it; `is_attended` when its asker waits for the grant on this request."""
-        request = Submit(body, is_attended=is_attended)
+        request = Submit(body.of_at_least(self.settings.least_milli), is_attended=is_attended)
         if body.key.try_number > 1:
             request = await run_in_threadpool(self._retry, request)
         return await self._ask(request, lambda: self._submit_to_tables(request))
@@ -207,26 +207,25 @@ class Broker:
             LeasedDevice(id=device.id, lease_id=lease_id)
             for node in body.nodes
             for device in node.devices
-            if (lease_id := holders(device.id)) is not None
+            for lease_id in holders(device.id)
         ]
         return ReportAnswer(leased=leased, report_interval_s=self.settings.report_interval_s)
 
-    def holders(self) -> Callable[[str], str | None]:
-        """Return a function from device to the live lease that holds it."""
+    def holders(self) -> Callable[[str], tuple[str, ...]]:
+        """Return a function from device to the live leases that hold it or share it."""
         if self.desk.is_open:
             by_device = self.desk.board.by_device
 
-            def on_board(device: str) -> str | None:
-                entry = by_device.get(device)
-                return None if entry is None or entry.held is None else entry.held.lease_id
+            def on_board(device: str) -> tuple[str, ...]:
+                held = (entry.held for entry in by_device.get(device, ()))
+                return tuple(each.lease_id for each in held if each is not None)
 
             return on_board
-        held = {
-            device: lease.row.id
-            for lease, _claim in self.repository.live_leases()
-            for device in lease.at_work()
-        }
-        return held.get
+        held_by: dict[str, tuple[str, ...]] = {}
+        for lease, _claim in self.repository.live_leases():
+            for device in lease.at_work():
+                held_by[device] = (*held_by.get(device, ()), lease.row.id)
+        return lambda device: held_by.get(device, ())
 
     def entries(self) -> list[Entry]:
         """Return the claims that wait or hold devices, as this replica knows them."""

@@ -8,16 +8,16 @@ wait. Each request may be repeated: a wish names a state, and a move has an id t
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.broker.model import DeviceId, LeaseId
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, LeaseId
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizeRefused
 from airflow_gpu_provider.broker.resize import Wish
 from airflow_gpu_provider.exceptions import LeaseLost, NotResized
-from airflow_gpu_provider.server.board import Entry, HeldDevices, OpenOffer, task_of
-from airflow_gpu_provider.store.changes import LeasePlace, NewOffer, NewShape
+from airflow_gpu_provider.server.board import Entry, task_of
+from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
+from airflow_gpu_provider.store.changes import NewOffer, NewShape, places_of
 from airflow_gpu_provider.wire import RequestBody
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def _become(
     """Note what a lease is from now on."""
     assert desk.engine is not None
     lease, node_of = found.lease, desk.node_of
-    now_at = _ranks(lease.devices[: lease.request.gpus], lease.devices[lease.request.gpus :])
-    was_at = _ranks(held.devices, held.spares)
+    now_at = places_of(zip(lease.devices, lease.milli, strict=True), lease.request.gpus, node_of)
+    was_at = places_of(held.parts, len(held.devices), node_of)
     arrives = set() if moved_by is None else set(moved_by.arrivals)
     joins = [device for device in now_at if device not in was_at and device not in arrives]
     stays = [d for d in now_at if d in arrives or (d in was_at and was_at[d] != now_at[d])]
@@ -181,17 +181,18 @@ def _become(
             request=request.model_dump(mode="json"),
             match_degree=degree,
             leave=found.freed,
-            join=tuple(LeasePlace(device, *now_at[device], node_of[device]) for device in joins),
-            stay=tuple(LeasePlace(device, *now_at[device]) for device in stays),
+            join=tuple(now_at[device] for device in joins),
+            stay=tuple(now_at[device] for device in stays),
             moved_by=None if moved_by is None else moved_by.id,
         )
     )
-    nodes = {node_of[device] for device in now_at if device in node_of}
+    nodes = {place.node for place in now_at.values() if place.node}
     draft.then.append(
         lambda: desk.board.change(
             entry,
-            devices=tuple(device for device, (_, is_spare) in now_at.items() if not is_spare),
-            spares=tuple(device for device, (_, is_spare) in now_at.items() if is_spare),
+            devices=lease.devices[: lease.request.gpus],
+            spares=lease.devices[lease.request.gpus :],
+            shares=lease.shares,
             nodes=tuple(sorted(nodes)),
             match_degree=degree,
             request=request,
@@ -204,22 +205,16 @@ def _become(
 def _offer(found: Offer, entry: Entry, desk: Desk, draft: Draft) -> None:
     """Note that a lease is offered a move, and what is held for it."""
     made = OpenOffer(str(uuid.uuid4()), found)
-    members, node_of = found.request.gpus, desk.node_of
-    ranks = _ranks(found.devices[:members], found.devices[members:])
+    shares = found.shares or (WHOLE_DEVICE,) * len(found.devices)
+    places = places_of(zip(found.devices, shares, strict=True), found.request.gpus, desk.node_of)
     row = {
         "id": made.id,
         "devices": list(found.devices),
         "request": RequestBody.from_request(found.request).model_dump(mode="json"),
+        "shares": list(found.shares),
         "phase": found.phase.value,
         "expires_at": found.expires_at,
     }
-    held = tuple(LeasePlace(device, *ranks[device], node_of[device], True) for device in made.arrivals)
+    held = tuple(replace(places[device], is_offered=True) for device in made.arrivals)
     draft.turn.changes.offers.append(NewOffer(found.lease_id, row, held))
     draft.then.append(lambda: desk.board.change(entry, offer=made))
-
-
-def _ranks(members: Sequence[str], spares: Sequence[str]) -> dict[DeviceId, tuple[int, bool]]:
-    """Return the rank of each device, and whether it is a spare."""
-    places = [(device, (rank, False)) for rank, device in enumerate(members)]
-    places += [(device, (rank, True)) for rank, device in enumerate(spares)]
-    return {DeviceId(device): place for device, place in places}

@@ -22,11 +22,13 @@ from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Placement
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
-from airflow_gpu_provider.server.board import Board, Entry, HeldDevices
+from airflow_gpu_provider.server.board import Board, Entry
 from airflow_gpu_provider.server.changes import Change, lapse
 from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.draft import Asked, Draft, NotLeading, fail
+from airflow_gpu_provider.server.held import HeldDevices
 from airflow_gpu_provider.server.requests import Request, Submit, apply
+from airflow_gpu_provider.store.changes import places_of
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.history import DeviceOf
 from airflow_gpu_provider.store.leadership import StaleTerm, Term
@@ -250,7 +252,9 @@ class Desk:
             granted_at=now,
             expires_at=now + timedelta(seconds=lives_s),
             collected=is_attended,
+            shares=placement.shares,
         )
+        places = places_of(held.parts, len(held.devices), node_of)
         draft.turn.grants.append(
             Grant(
                 lease_id=held.lease_id,
@@ -258,18 +262,7 @@ class Desk:
                 match_degree=placement.match_degree,
                 expires_at=held.expires_at,
                 collected_at=now if is_attended else None,
-                devices=tuple(
-                    {
-                        "lease_id": held.lease_id,
-                        "device_id": device,
-                        "node": node_of[device],
-                        "rank": rank,
-                        "is_spare": is_spare,
-                        "ended_at": None,
-                    }
-                    for is_spare, devices in ((0, placement.devices), (1, placement.spares))
-                    for rank, device in enumerate(devices)
-                ),
+                devices=tuple(place.row(held.lease_id) for place in places.values()),
             )
         )
         for row in draft.turn.claims:

@@ -162,6 +162,7 @@ def _take_over(old: Entry, new: Entry, desk: Desk) -> None:
         tuple(map(DeviceId, new.held.devices)),
         tuple(map(DeviceId, new.held.spares)),
         new.held.match_degree,
+        new.held.shares,
     )
     desk.engine.granted(placement, new.lease())
 

@@ -7,15 +7,17 @@ from datetime import datetime
 
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.broker.drain import Drain, DrainScope
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE
 from airflow_gpu_provider.broker.reasons import asked
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.reports import DeviceReport
 from airflow_gpu_provider.resizes import OfferView, ResizeAnswer
-from airflow_gpu_provider.rows import DeviceRow, DrainRow, LeaseRow, NodeRow, QueueRow, Status
+from airflow_gpu_provider.rows import DeviceRow, DrainRow, HolderRow, LeaseRow, NodeRow, QueueRow, Status
 from airflow_gpu_provider.server.auth import lease_secret
-from airflow_gpu_provider.server.board import Entry, HeldDevices, OpenOffer, entry_of
+from airflow_gpu_provider.server.board import Entry, entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
+from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
 from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
 
 
@@ -44,13 +46,15 @@ def claim_view(broker: Broker, entry: Entry, *, with_lease: bool) -> ClaimView:
 
 
 def _lease_view(broker: Broker, claim_id: str, held: HeldDevices) -> LeaseView:
+    members = len(held.devices)
+    views = [_device_view(broker, *part) for part in held.parts]
     return LeaseView(
         lease_id=held.lease_id,
         claim_id=claim_id,
         epoch=held.epoch,
         secret=lease_secret(broker.signing_key, held.lease_id, held.epoch),
-        devices=[_device_view(broker, device) for device in held.devices],
-        spares=[_device_view(broker, device) for device in held.spares],
+        devices=views[:members],
+        spares=views[members:],
         match_degree=held.match_degree,
         granted_at=held.granted_at,
         expires_at=held.expires_at,
@@ -70,18 +74,20 @@ def resize_answer(broker: Broker, entry: Entry) -> ResizeAnswer:
 def _offer_view(broker: Broker, open_offer: OpenOffer) -> OfferView:
     offer = open_offer.offer
     members = offer.request.gpus
+    shares = offer.shares or (WHOLE_DEVICE,) * len(offer.devices)
+    views = [_device_view(broker, *part) for part in zip(offer.devices, shares, strict=True)]
     return OfferView(
         offer_id=open_offer.id,
         phase=offer.phase,
-        devices=[_device_view(broker, device) for device in offer.devices[:members]],
-        spares=[_device_view(broker, device) for device in offer.devices[members:]],
+        devices=views[:members],
+        spares=views[members:],
         moves=list(offer.moves),
         expires_at=offer.expires_at,
         expires_in_s=max(0.0, (offer.expires_at - broker.clock()).total_seconds()),
     )
 
 
-def _device_view(broker: Broker, device_id: str) -> DeviceView:
+def _device_view(broker: Broker, device_id: str, milli: int) -> DeviceView:
     known = broker.mirror.device(device_id)
     if known is None:
         raise LeaseLost(f"No agent reports the leased device {device_id} any more.", reason="device_gone")
@@ -94,6 +100,7 @@ def _device_view(broker: Broker, device_id: str) -> DeviceView:
         memory_mib=device.memory_mib,
         tflops=device.tflops,
         simulated=device.simulated,
+        milli=milli,
     )
 
 
@@ -106,12 +113,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
     """Return all nodes with their devices."""
     now = broker.clock()
     drained = {(drain.scope, drain.target): str(drain) for drain in broker.drains.in_force()}
-    holders = {
-        device: task_name(entry.body.key)
-        for entry in broker.entries()
-        if entry.held is not None
-        for device in (*entry.held.devices, *entry.held.spares, *entry.held.offered())
-    }
+    holders = _holders(broker)
     rows = []
     for stored in broker.mirror.stored():
         report = stored.report
@@ -132,7 +134,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
                         device,
                         stale,
                         drain or drained.get((DrainScope.DEVICE, device.id)),
-                        holders.get(device.id),
+                        holders.get(device.id, []),
                         broker.mirror.also_reported_by(device.id, report.name),
                     )
                     for device in report.devices
@@ -142,14 +144,33 @@ def nodes(broker: Broker) -> list[NodeRow]:
     return rows
 
 
+def _holders(broker: Broker) -> dict[str, list[HolderRow]]:
+    """Return who holds each device."""
+    found: dict[str, list[HolderRow]] = {}
+    for entry in broker.entries():
+        if entry.held is None:
+            continue
+        task = task_name(entry.body.key)
+        for device, milli in entry.held.taken().items():
+            row = HolderRow(task=task, lease_id=entry.held.lease_id, share=milli / WHOLE_DEVICE)
+            found.setdefault(device, []).append(row)
+    return found
+
+
 def _device_row(
-    device: DeviceReport, stale: str | None, drain: str | None, holder: str | None, owner: str | None
+    device: DeviceReport,
+    stale: str | None,
+    drain: str | None,
+    holders: list[HolderRow],
+    owner: str | None,
 ) -> DeviceRow:
     fault = unavailable_reason(device)
     if owner is not None:
-        holder, fault = None, f"also reported by node {owner}, to which it belongs"
+        holders, fault = [], f"also reported by node {owner}, to which it belongs"
     why = "; ".join(each for each in (drain, stale, fault) if each) or None
-    states = (("leased", holder), ("stale", stale), ("drained", drain), ("unavailable", fault))
+    left = 0.0 if why else round(1.0 - sum(each.share for each in holders), 3)
+    leased = "shared" if left > 0 else "leased"
+    states = ((leased, holders), ("stale", stale), ("drained", drain), ("unavailable", fault))
     state = next((name for name, holds in states if holds), "free")
     return DeviceRow(
         id=device.id,
@@ -164,7 +185,8 @@ def _device_row(
         temperature_c=None if stale else device.temperature_c,
         power_w=None if stale else device.power_w,
         simulated=device.simulated,
-        holder=holder,
+        holders=holders,
+        free=left,
     )
 
 
@@ -205,7 +227,8 @@ def leases(broker: Broker) -> list[LeaseRow]:
             key=entry.body.key,
             request=entry.request,
             owner=entry.body.owner,
-            devices=[*held.devices, *held.spares],
+            devices=[device for device, _ in held.parts],
+            shares=[milli / WHOLE_DEVICE for _, milli in held.parts],
             nodes=list(held.nodes),
             granted_at=held.granted_at,
             expires_in_s=round((held.expires_at - now).total_seconds(), 1),
@@ -249,7 +272,7 @@ def status(broker: Broker) -> Status:
         leader=broker.leadership.current(),
         nodes=len(rows),
         devices=len(devices),
-        free=sum(device.state == "free" for device in devices),
+        free=round(sum(device.free for device in devices), 3),
         pending=sum(entry.state is ClaimState.PENDING for entry in entries),
         leases=sum(entry.held is not None for entry in entries),
     )

@@ -1,19 +1,20 @@
 """How a live lease changes in the tables: what it is, which devices it has, and the move it is offered.
 
-What an offer holds beyond its lease are rows of the lease's devices that are marked as offered: the index
-that keeps a device in one live lease keeps it for the offer too. All that is given up in a turn is written
+What an offer holds beyond its lease are rows of the lease's devices that are marked as offered: what keeps
+the live leases of a device within it keeps it for the offer too. All that is given up in a turn is written
 before what is taken, since one lease may take what another just gave. The next step is `turns`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import bindparam, delete, false, select, true, update
 
+from airflow_gpu_provider.broker.model import DeviceId
 from airflow_gpu_provider.store.script import Script, one_of
 from airflow_gpu_provider.store.tables import lease, lease_device, offer
 
@@ -25,8 +26,9 @@ class LeasePlace:
     device_id: str
     rank: int
     is_spare: bool
-    node: str = ""  #: of a device that joins
+    node: str = ""
     is_offered: bool = False
+    milli: int = 1000  #: what is held of it; 1000 = the whole device
 
     def row(self, lease_id: str) -> dict[str, Any]:
         """Return the row of the table."""
@@ -36,9 +38,26 @@ class LeasePlace:
             "node": self.node,
             "rank": self.rank,
             "is_spare": int(self.is_spare),
+            "milli": self.milli,
             "is_offered": self.is_offered,
             "ended_at": None,
         }
+
+
+def places_of(
+    parts: Iterable[tuple[str, int]], members: int, node_of: Mapping[DeviceId, str]
+) -> dict[str, LeasePlace]:
+    """Return where each device stands; ``parts`` are devices and what is held of each, the members first."""
+    return {
+        device: LeasePlace(
+            device_id=device,
+            rank=number - members if number >= members else number,
+            is_spare=number >= members,
+            node=node_of.get(DeviceId(device), ""),
+            milli=milli,
+        )
+        for number, (device, milli) in enumerate(parts)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +131,7 @@ def withdraw_offers(script: Script, lease_ids: Iterable[str]) -> None:
 def _become(script: Script, shape: NewShape) -> None:
     for place in shape.stay:
         where = {"key": shape.lease_id, "device": place.device_id}
-        script.run(_STAY, **where, at=place.rank, spare=int(place.is_spare))
+        script.run(_STAY, **where, at=place.rank, spare=int(place.is_spare), part=place.milli)
     _join(script, shape.lease_id, shape.join)
     script.run(_SHAPE, key=shape.lease_id, asked=shape.request, degree=shape.match_degree)
     if shape.moved_by is not None:
@@ -138,7 +157,7 @@ _LEAVE = (
 _STAY = (
     update(lease_device)
     .where(_OF_LEASE, lease_device.c.device_id == bindparam("device"), lease_device.c.ended_at.is_(None))
-    .values(rank=bindparam("at"), is_spare=bindparam("spare"), is_offered=false())
+    .values(rank=bindparam("at"), is_spare=bindparam("spare"), milli=bindparam("part"), is_offered=false())
 )
 _FORGET_ENDED = delete(lease_device).where(
     _OF_LEASE, one_of(lease_device.c.device_id, "ids"), lease_device.c.ended_at.is_not(None)

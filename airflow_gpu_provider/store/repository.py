@@ -233,7 +233,8 @@ class Repository:
         with self._engine.connect() as connection:
             pending = select(func.count()).where(claim.c.state == ClaimState.PENDING.value)
             leases = select(func.count()).where(lease.c.ended_at.is_(None))
-            devices = select(func.count()).where(lease_device.c.ended_at.is_(None))
+            devices = select(func.count(lease_device.c.device_id.distinct()))
+            devices = devices.where(lease_device.c.ended_at.is_(None))
             return tuple(int(connection.scalar(q) or 0) for q in (pending, leases, devices))  # type: ignore[return-value]
 
     def _writing(self) -> Any:

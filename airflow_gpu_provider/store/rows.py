@@ -28,6 +28,7 @@ class StoredLease:
     spares: tuple[str, ...]
     nodes: tuple[str, ...]
     offer: Row[Any] | None = None
+    shares: tuple[int, ...] = ()  #: milli-GPU of each device, then of each spare; empty = whole devices
 
     def at_work(self) -> tuple[str, ...]:
         """Return the devices that its holder may use: both places while it moves."""
@@ -101,6 +102,7 @@ def with_devices(connection: Connection, rows: Sequence[Row[Any]]) -> list[Store
             spares=tuple(d.device_id for d in held[row.id] if d.is_spare),
             nodes=tuple(sorted({d.node for d in held[row.id]})),
             offer=offered.get(row.id),
+            shares=tuple(d.milli for d in held[row.id]) if any(d.milli < 1000 for d in held[row.id]) else (),
         )
         for row in rows
     ]

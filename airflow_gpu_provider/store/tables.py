@@ -1,8 +1,9 @@
 """The broker's tables.
 
-Invariants that the database itself keeps: a task try has one claim; a device is in at most one live lease
-(partial unique index); a leader's write carries its term. "Used" is never stored: it is the live leases.
-All names start with `gpu_`, since the tables may live beside Airflow's own. Queries are in `repository`.
+Invariants that the database itself keeps: a task try has one claim; the live leases of a device never exceed
+it (a partial unique index for whole devices, a trigger for shares, see migration 0007); a leader's write
+carries its term. "Used" is never stored: it is the live leases. All names start with `gpu_`, since the tables
+may live beside Airflow's own. Queries are in `repository`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    and_,
     false,
 )
 from sqlalchemy.engine import Dialect
@@ -126,15 +128,15 @@ lease_device = Table(
     Column("is_spare", Integer, nullable=False),
     # held for a move of the lease, not its own yet
     Column("is_offered", Boolean, nullable=False, server_default=false()),
+    Column("milli", Integer, nullable=False, server_default="1000"),  # of 1000 = the whole device
     Column("ended_at", UtcDateTime, nullable=True),
 )
-Index(
-    "uq_gpu_lease_device_live",
-    lease_device.c.device_id,
-    unique=True,
-    sqlite_where=lease_device.c.ended_at.is_(None),
-    postgresql_where=lease_device.c.ended_at.is_(None),
-)
+for _name, _unique, _part in (
+    ("uq_gpu_lease_device_live", True, lease_device.c.milli == 1000),
+    ("ix_gpu_lease_device_shared", False, lease_device.c.milli < 1000),
+):
+    _where = and_(lease_device.c.ended_at.is_(None), _part)
+    Index(_name, lease_device.c.device_id, unique=_unique, sqlite_where=_where, postgresql_where=_where)
 
 # A move that a live lease is offered.
 offer = Table(
@@ -144,6 +146,9 @@ offer = Table(
     Column("id", String(36), nullable=False),
     Column("devices", JSON, nullable=False),  # all devices after the move, members first
     Column("request", JSON, nullable=False),  # wire.RequestBody after the move
+    Column(
+        "shares", JSON, nullable=False, server_default="[]"
+    ),  # milli of each device; empty = whole devices
     Column("phase", String(20), nullable=False),  # broker.move.OfferPhase
     Column("expires_at", UtcDateTime, nullable=False),
 )

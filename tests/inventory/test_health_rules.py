@@ -39,11 +39,16 @@ def test_the_gravest_reason_is_told_first() -> None:
 
 def whose(lease_id: str | None, *, lease: str | None = None, readable: bool = True) -> Verdict:
     process = Process(10, 1, lease_id, readable=readable)
-    return verdict(process, lease=lease, former_lease="former", live={"held", "elsewhere"})
+    leases = () if lease is None else (lease, "beside")
+    return verdict(process, leases=leases, former=("former",), live={"held", "beside", "elsewhere"})
 
 
 def test_a_process_of_the_devices_lease_is_its_holder() -> None:
     assert whose("held", lease="held") is Verdict.HOLDER
+
+
+def test_each_of_those_who_share_a_device_is_its_holder() -> None:
+    assert whose("beside", lease="held") is Verdict.HOLDER
 
 
 def test_a_process_without_a_lease_is_foreign_on_free_and_on_leased_devices() -> None:

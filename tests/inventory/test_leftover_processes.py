@@ -81,18 +81,31 @@ def test_a_holder_is_no_outsider_and_a_stranger_is(start: Start) -> None:
     holder, stranger = start("lease-1"), start(None)
     first_line(holder), first_line(stranger)
     leftovers = Leftovers()
-    leftovers.learn({"GPU-1": "lease-1"}, now=0.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=0.0)
     for now in (0.0, 10 * GRACE_S):
-        leftovers.learn({"GPU-1": "lease-1"}, now=now)
+        leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=now)
         assert outsiders(leftovers, holder.pid, stranger.pid, now=now) == (stranger.pid,)
     assert is_alive(holder) and is_alive(stranger), "a foreign process is never touched"
+
+
+def test_who_shares_a_device_stays_when_another_lease_of_it_ends(start: Start) -> None:
+    stays, overstays = start("lease-1"), start("lease-2")
+    first_line(stays), first_line(overstays)
+    leftovers = Leftovers()
+    leftovers.learn({"GPU-1": frozenset({"lease-1", "lease-2"})}, now=0.0)
+    assert outsiders(leftovers, stays.pid, overstays.pid, now=0.0) == ()
+    for now in (1.0, 1.0 + GRACE_S):
+        leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=now)
+        assert outsiders(leftovers, stays.pid, overstays.pid, now=now) == (overstays.pid,)
+    overstays.wait(5)
+    assert is_alive(stays)
 
 
 def test_a_process_that_got_its_lease_while_it_ran_shows_it_as_long_as_it_holds_it(start: Start) -> None:
     process = start("lease-of-its-start", MARKING)
     assert first_line(process) == "up"
     leftovers = Leftovers()
-    leftovers.learn({"GPU-1": "lease-late"}, now=0.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-late"})}, now=0.0)
     assert outsiders(leftovers, process.pid, now=0.0) == ()
     assert process.stdin is not None
     process.stdin.write(b"end\n")
@@ -108,7 +121,7 @@ def test_a_child_that_lost_its_environment_belongs_to_its_ancestors_lease(start:
     process = ProcTable().look(child)
     assert process is not None and process.lease_id == "lease-1" and process.inherited
     leftovers = Leftovers()
-    leftovers.learn({"GPU-1": "lease-1"}, now=0.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=0.0)
     assert outsiders(leftovers, child, now=0.0) == ()
 
 
@@ -127,7 +140,7 @@ def test_a_leftover_is_reported_at_once_and_ended_after_its_grace(start: Start) 
     process = start("lease-1")
     first_line(process)
     leftovers = Leftovers()
-    leftovers.learn({"GPU-1": "lease-1"}, now=0.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=0.0)
     leftovers.learn({}, now=1.0)
     assert outsiders(leftovers, process.pid, now=1.0) == (process.pid,), "its device is not clean"
     leftovers.learn({}, now=1.0 + GRACE_S - 0.1)
@@ -160,8 +173,8 @@ def test_the_first_second_of_a_new_lease_is_no_offence(start: Start) -> None:
     leftovers = Leftovers()
     leftovers.learn({}, now=0.0)
     assert outsiders(leftovers, process.pid, now=0.5) == (), "no answer could name its lease yet"
-    leftovers.learn({"GPU-1": "lease-new"}, now=1.0)
-    leftovers.learn({"GPU-1": "lease-new"}, now=10 * GRACE_S)
+    leftovers.learn({"GPU-1": frozenset({"lease-new"})}, now=1.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-new"})}, now=10 * GRACE_S)
     assert outsiders(leftovers, process.pid, now=10 * GRACE_S) == ()
     assert is_alive(process)
 
@@ -191,7 +204,7 @@ def test_a_pid_unseen_from_a_container_counts_against_a_free_device_only() -> No
     table._sees_host = False
     leftovers = Leftovers(table)
     assert outsiders(leftovers, process.pid, now=0.0) == (process.pid,)
-    leftovers.learn({"GPU-1": "lease-1"}, now=1.0)
+    leftovers.learn({"GPU-1": frozenset({"lease-1"})}, now=1.0)
     assert outsiders(leftovers, process.pid, now=1.0) == ()
 
 

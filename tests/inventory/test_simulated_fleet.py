@@ -24,7 +24,8 @@ def probe_of(text: str, **options: Path) -> SimulatedProbe:
 
 
 def device_of(probe: SimulatedProbe, index: int = 0, **leases: str) -> DeviceReport:
-    return probe.read({device.replace("_", "-"): lease for device, lease in leases.items()})[0].devices[index]
+    held = {device.replace("_", "-"): frozenset({lease}) for device, lease in leases.items()}
+    return probe.read(held)[0].devices[index]
 
 
 def test_a_list_of_devices_is_one_node_named_after_the_machine() -> None:

@@ -139,17 +139,17 @@ def test_a_move_holds_both_places_until_it_is_committed(
     assert new not in free(tasks)
     assert "offered until" in shown(tasks, lease)["move"] and f"{old} to {new}" in shown(tasks, lease)["move"]
     holders = broker.holders()
-    assert (holders(old), holders(new)) == (lease["lease_id"], None), "nobody may work there yet"
+    assert (holders(old), holders(new)) == ((lease["lease_id"],), ()), "nobody may work there yet"
 
     accepted = good(change(tasks, lease, "accept", offer_id=offer["offer_id"]))["offer"]
     assert accepted["phase"] == "accepted"
     assert 60 < accepted["expires_in_s"] <= 600
-    assert (broker.holders()(old), broker.holders()(new)) == (lease["lease_id"],) * 2
+    assert (broker.holders()(old), broker.holders()(new)) == ((lease["lease_id"],),) * 2
 
     moved = good(change(tasks, lease, "commit", offer_id=offer["offer_id"]))
     assert (ids(moved["lease"]), moved["offer"]) == ([new], None)
     assert moved["lease"]["secret"] == lease["secret"], "it is the same lease"
-    assert (broker.holders()(old), broker.holders()(new)) == (None, lease["lease_id"])
+    assert (broker.holders()(old), broker.holders()(new)) == ((), (lease["lease_id"],))
     assert old in free(tasks)
     again = good(change(tasks, lease, "commit", offer_id=offer["offer_id"]))
     assert again == moved, "a commit whose answer was lost"

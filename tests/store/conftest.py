@@ -65,7 +65,7 @@ def lease_id_of(claim_id: str) -> str:
     return f"lease-{claim_id[:20]}"
 
 
-def granting(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> Grant:
+def granting(claim_id: str, *devices: str, spares: tuple[str, ...] = (), milli: int = 1000) -> Grant:
     """Return a grant as the leader's desk makes it."""
     lease_id = lease_id_of(claim_id)
     rows = tuple(
@@ -75,6 +75,7 @@ def granting(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> Gran
             "node": "n1",
             "rank": rank,
             "is_spare": is_spare,
+            "milli": milli,
             "ended_at": None,
         }
         for is_spare, named in ((0, devices), (1, spares))
@@ -87,7 +88,7 @@ def granting(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> Gran
 def grant(turns: TurnStore, term: Term) -> Callable[..., None]:
     """Return ``grant(claim_id, *devices)``: what a turn of the leader writes."""
 
-    def write(claim_id: str, *devices: str, spares: tuple[str, ...] = ()) -> None:
-        turns.write(term, Turn(NOW, grants=[granting(claim_id, *devices, spares=spares)]))
+    def write(claim_id: str, *devices: str, spares: tuple[str, ...] = (), milli: int = 1000) -> None:
+        turns.write(term, Turn(NOW, grants=[granting(claim_id, *devices, spares=spares, milli=milli)]))
 
     return write
