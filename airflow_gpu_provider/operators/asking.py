@@ -128,7 +128,7 @@ class GpuAskingOperator(BaseOperator):
         """Return what this try asks; raise InvalidRequest or ValidationError where it is wrong."""
         ti, dag_run = context["ti"], context["dag_run"]
         request = self.build_request()
-        request = replace(request, task_class=request.task_class or f"{ti.dag_id}.{ti.task_id}")
+        request = replace(request, task_class=self.class_of(ti))
         is_backfill = str(getattr(dag_run.run_type, "value", dag_run.run_type)) == "backfill"
         return ClaimBody(
             key=TaskKey(
@@ -146,6 +146,10 @@ class GpuAskingOperator(BaseOperator):
             ti_id=str(ti.id),
             owner=self.owner,
         )
+
+    def class_of(self, ti: Any) -> str:
+        """Return what kind of work this is: what was named, else the DAG and the task."""
+        return self.task_class or f"{ti.dag_id}.{ti.task_id}"
 
     def _value(self) -> float:
         given = self.priority_weight if self.value is None else self.value

@@ -21,12 +21,19 @@ from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.local import LocalLauncher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
+from airflow_gpu_provider.operators.redundancy import auto_redundancy
 from airflow_gpu_provider.operators.training_progress import ProgressLog, failed_on
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.plan import RunPlan, check_entrypoint
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.run_folder import RunFolder, folder_name
-from airflow_gpu_provider.training.slots import TrainingShape, assign_slots, training_shape
+from airflow_gpu_provider.training.slots import (
+    USUAL_REDUNDANCY,
+    TrainingShape,
+    assign_slots,
+    training_shape,
+)
+from airflow_gpu_provider.wire import ClaimBody
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -47,7 +54,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param shard_count: number of shards when there is no `task_request`; None: one for each GPU
     :param sync_interval: steps between two synchronisations when there is no `task_request`; 1: every step
     :param train_params: plain values for `ctx.params` (templated)
-    :param redundancy: share of redundant shards, or "auto"
+    :param redundancy: share of redundant shards, or "auto": twice the failure rate of such runs
     :param checkpoint_dir: folder of this training (templated); None: one for each task of each run below
         AIRFLOW_HOME. A folder shared by several runs lets a later run resume an earlier one.
     :param checkpoint_every: seconds between two checkpoints
@@ -70,6 +77,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     shard_count: int | str | None = None
     sync_interval: int | str = 100
     redundancy: float | str = "auto"
+    #: what "auto" stands for in this try; None = not asked yet
+    _auto: float | None = None
 
     def __init__(
         self,
@@ -111,8 +120,14 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.spares = shape.spares * shape.devices_per_shard
         return super().build_request()
 
+    def claim_body(self, context: Context) -> ClaimBody:
+        """Return what this try asks, with as many spares as history calls for."""
+        self._ask_history(context)
+        return super().claim_body(context)
+
     def run_leased(self, context: Context, lease: HeldLease) -> Any:
         """Train on the leased devices; return what the class says."""
+        self._ask_history(context)  # a task that was deferred works in another process than it asked
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = self._plan(context, lease, folder)
         self._run = LocalLauncher().start(plan)
@@ -177,6 +192,19 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             shard_count=asked.shard_count if asked else self.shard_count,
             sync_interval=asked.sync_interval if asked else self.sync_interval,
             redundancy=self.redundancy,
+            auto=USUAL_REDUNDANCY if self._auto is None else self._auto,
+        )
+
+    def _ask_history(self, context: Context) -> None:
+        """Let the broker say what "auto" stands for; never when the DAG is only read."""
+        if self.redundancy != "auto" or self._auto is not None:
+            return
+        models = self.build_request().models
+        self._auto = auto_redundancy(
+            self.gpu_conn_id,
+            self.class_of(context["ti"]),
+            next(iter(models)) if len(models) == 1 else None,
+            self.log,
         )
 
 

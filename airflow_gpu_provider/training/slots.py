@@ -55,23 +55,31 @@ class TrainingShape:
 
 
 def training_shape(
-    gpus: int, *, shard_count: object, sync_interval: object, redundancy: object
+    gpus: int,
+    *,
+    shard_count: object,
+    sync_interval: object,
+    redundancy: object,
+    auto: float = USUAL_REDUNDANCY,
 ) -> TrainingShape:
-    """Return the shape that the author's words mean (numbers may come as text), else raise InvalidRequest."""
+    """Return the shape that the author's words mean (numbers may come as text), else raise InvalidRequest.
+
+    ``auto`` is the share that "auto" stands for.
+    """
     shards = gpus if shard_count in (None, "") else _whole("shard_count", shard_count)
     return TrainingShape(
         shards=shards,
         devices_per_shard=devices_per_shard(gpus, shards),
         sync_interval=_whole("sync_interval", sync_interval),
-        spares=spare_count(shards, check_redundancy(redundancy)),
+        spares=spare_count(shards, check_redundancy(redundancy), auto),
     )
 
 
-def spare_count(shard_count: int, redundancy: float | Literal["auto"]) -> int:
-    """Return how many spare shards to keep: ``auto`` is 10 % and at least one; a share is rounded up."""
+def spare_count(shard_count: int, redundancy: float | Literal["auto"], auto: float = USUAL_REDUNDANCY) -> int:
+    """Return how many spare shards to keep; a share is rounded up, and of "auto" there is at least one."""
     if redundancy == "auto":
-        return max(1, math.ceil(shard_count * USUAL_REDUNDANCY))
-    return math.ceil(shard_count * redundancy)
+        return max(1, spare_count(shard_count, auto))
+    return math.ceil(shard_count * redundancy - 1e-9)  # 0.07 of 100 are 7
 
 
 def check_redundancy(redundancy: object) -> float | Literal["auto"]:
@@ -84,8 +92,9 @@ def check_redundancy(redundancy: object) -> float | Literal["auto"]:
         share = math.nan
     if isinstance(redundancy, bool) or not 0 <= share <= 1:
         raise InvalidRequest(
-            f"redundancy={redundancy!r}: allowed are 'auto' (10 % of the shards, at least one) or a share "
-            "from 0 (no spare shard) to 1 (one spare for each shard)."
+            f"redundancy={redundancy!r}: allowed are 'auto' (from the failures of earlier runs, 10 % of the "
+            "shards while none are known, at least one) or a share from 0 (no spare shard) to 1 (one spare "
+            "for each shard)."
         )
     return share
 

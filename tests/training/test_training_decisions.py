@@ -230,10 +230,19 @@ def test_devices_that_cannot_be_dealt_out_are_refused_with_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("shards", "redundancy", "spares"),
-    [(2, "auto", 1), (25, "auto", 3), (4, 0, 0), (4, 0.25, 1), (5, 0.25, 2), (3, 1, 3)],
+    [(2, "auto", 1), (25, "auto", 3), (4, 0, 0), (4, 0.25, 1), (5, 0.25, 2), (3, 1, 3), (100, 0.07, 7)],
 )
 def test_redundancy_is_a_share_rounded_up(shards: int, redundancy: float | str, spares: int) -> None:
     assert spare_count(shards, redundancy) == spares  # type: ignore[arg-type]
+
+
+def test_auto_is_what_history_says_and_at_least_one_spare() -> None:
+    def spares(auto: float, redundancy: object = "auto") -> int:
+        asked = {"shard_count": 20, "sync_interval": 1, "redundancy": redundancy}
+        return training_shape(20, **asked, auto=auto).spares  # type: ignore[arg-type]
+
+    assert [spares(share) for share in (0.0, 0.1, 0.15, 0.151)] == [1, 2, 3, 4]
+    assert spares(0.5, redundancy=0.05) == 1, "what the author says counts"
 
 
 @pytest.mark.parametrize("redundancy", ["much", -0.1, 1.5, None, True])
