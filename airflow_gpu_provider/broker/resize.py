@@ -28,6 +28,10 @@ class Room(Protocol):
         """Return the size of a device; 0 for one that left the fleet."""
         ...
 
+    def model(self, device: DeviceId) -> str | None:
+        """Return the model of a device; None for one that left the fleet."""
+        ...
+
     def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
         """Return free devices for all of a request, or None."""
         ...
@@ -174,7 +178,7 @@ def _join(lease: Lease, gpus: int, room: Room) -> Resized | ResizeRefused:
     lacking = gpus - request.gpus - len(own)
     found: Sequence[DeviceId] = ()
     if lacking:
-        free = room.find(_part(request, lacking), _excluded(lease))
+        free = _like_members(lease, lacking, room)
         if free is None:
             return ResizeRefused(
                 f"asked {gpus} members, has {request.gpus} and {len(spares)} spare(s); no {lacking} free "
@@ -186,6 +190,13 @@ def _join(lease: Lease, gpus: int, room: Room) -> Resized | ResizeRefused:
     shares = (held.get(device) or request.milli_on(room.memory_mib(device)) for device in devices)
     wanted = replace(wanted, spares=request.spares)
     return as_resized(lease, devices, wanted, tuple(shares) if request.is_shared else ())
+
+
+def _like_members(lease: Lease, lacking: int, room: Room) -> Sequence[DeviceId] | None:
+    """Return free devices of the members' models, else others: a gang works at the pace of its slowest."""
+    part, models = _part(lease.request, lacking), {room.model(device) for device in _members(lease)}
+    alike = replace(part, models=frozenset(model for model in models if model is not None))
+    return room.find(alike, _excluded(lease)) or room.find(part, _excluded(lease))
 
 
 def _leave(lease: Lease, gpus: int, leave: tuple[DeviceId, ...]) -> Resized | ResizeRefused:

@@ -36,6 +36,11 @@ class FreeRoom:
         place = self._capacity.layout.place_of.get(device)
         return 0 if place is None else self._capacity.layout.device(*place).memory_mib
 
+    def model(self, device: DeviceId) -> str | None:
+        """Return the model of a device; None for one that left the fleet."""
+        place = self._capacity.layout.place_of.get(device)
+        return None if place is None else self._capacity.layout.device(*place).model
+
     def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
         """Return free devices for all of a request, or None."""
         found = self._placer.place(request, excluded | self._closed)

@@ -44,6 +44,9 @@ class SomeRoom:
     def memory_mib(self, device: DeviceId) -> int:
         return self.sizes.get(device, 0)
 
+    def model(self, device: DeviceId) -> str | None:
+        return "V100" if device in self.sizes else None
+
     def find(self, request: GpuRequest, excluded: Collection[DeviceId]) -> Sequence[DeviceId] | None:
         self.asked.append(request)
         able = [

@@ -141,6 +141,15 @@ def test_an_offer_outlives_changes_of_the_fleet_and_a_take_over() -> None:
     heir.validate()
 
 
+def test_members_that_join_are_like_those_there_where_enough_such_are_free() -> None:
+    some = fleet_of(node("a", 4, "A100"), node("v", 3, "V100"))
+    engine = engine_of(some, [held := lease("x", "v/0")])
+    two = engine.resizing.resize(held.id, Wish(gpus=3), NOW)
+    assert isinstance(two, Resized) and sorted(two.lease.devices) == ["v/0", "v/1", "v/2"]
+    four = engine.resizing.resize(held.id, Wish(gpus=4), NOW)
+    assert isinstance(four, Resized) and four.lease.devices[3].startswith("a/")
+
+
 def test_the_match_degree_is_that_of_the_weakest_member_it_has_now() -> None:
     some = fleet_of(node("a", 1, "A100"), node("b", 1, "V100"))
     engine = engine_of(some, [held := lease("x", "a/0", min_tflops=35)])
