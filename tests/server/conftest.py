@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
@@ -112,11 +114,18 @@ def base_url(broker: Broker) -> Iterator[str]:
     app = create_app(Running, people=False)
     outer = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
     outer.mount(API_PREFIX, app)
+    with serving(outer) as url:
+        yield url
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Serve an app; yield its URL."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     server = uvicorn.Server(
-        uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
