@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part
@@ -165,13 +166,18 @@ class Engine:
         return Decisions(placements, rejections, (), expired, lapsed)
 
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
-        """Return where the claims stand that the last turn left, the next one first."""
-        if self._told is None or abs((now - self._told[0]).total_seconds()) >= _STANDING_S:
-            endings = self._holdings.endings(now)
-            world = World(self._capacity, self._placer, self._outlook, self.keeping, now)
-            found = standings(self._pending.ordered(), world, endings)
+        """Return where the claims stand that the last turn left, the next one first.
+
+        The first `limit` of a long queue are worked out without the others.
+        """
+        if self._told is not None and abs((now - self._told[0]).total_seconds()) < _STANDING_S:
+            return self._told[1][:limit]
+        endings = self._holdings.endings(now)
+        world = World(self._capacity, self._placer, self._outlook, self.keeping, now)
+        found = standings(islice(self._pending.ordered(), limit), world, endings)
+        if limit is None:
             self._told = (now, found)
-        return self._told[1][:limit]
+        return found
 
     @property
     def is_settled(self) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, Select, bindparam, delete, insert, select, update
 
 from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.script import one_of
 from airflow_gpu_provider.store.tables import node
 
 
@@ -86,12 +87,7 @@ class NodeStore:
         if not names:
             return set()
         with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
-            mine = connection.scalars(
-                update(node)
-                .where(node.c.name.in_(names), node.c.reported_to == self._me)
-                .values(reported_at=at)
-                .returning(node.c.name)
-            )
+            mine = connection.scalars(_TOUCH, {"names": names, "me": self._me, "at": at})
             return set(names) - set(mine)
 
     def forget_before(self, moment: datetime) -> int:
@@ -103,3 +99,11 @@ class NodeStore:
         with self._engine.connect() as connection:
             rows = connection.execute(statement).all()
         return [StoredNode(NodeReport.model_validate(report), at) for report, at in rows]
+
+
+_TOUCH = (
+    update(node)
+    .where(one_of(node.c.name, "names"), node.c.reported_to == bindparam("me"))
+    .values(reported_at=bindparam("at"))
+    .returning(node.c.name)
+)

@@ -54,6 +54,9 @@ class Script(Protocol):
     def run(self, statement: Statement, **values: Any) -> None:
         """Change rows, however many."""
 
+    def run_each(self, statement: Statement, rows: Sequence[Row]) -> None:
+        """Run a statement once with the values of each row."""
+
     def require(self, statement: Statement, count: int, otherwise: Exception, **values: Any) -> None:
         """Change or lock `count` rows; with any other number nothing is written and `otherwise` raised."""
 
@@ -107,6 +110,10 @@ class StepByStep:
         """Execute a statement."""
         self._connection.execute(statement, values)
 
+    def run_each(self, statement: Statement, rows: Sequence[Row]) -> None:
+        """Execute a statement with many rows."""
+        self._connection.execute(statement, rows)
+
     def require(self, statement: Statement, count: int, otherwise: Exception, **values: Any) -> None:
         """Execute a statement and count its rows."""
         result = self._connection.execute(statement, values)
@@ -137,6 +144,10 @@ class OneTrip:
     def run(self, statement: Statement, **values: Any) -> None:
         """Add a statement."""
         self._parts.append(self._text(statement, values))
+
+    def run_each(self, statement: Statement, rows: Sequence[Row]) -> None:
+        """Add a statement for each row."""
+        self._parts.extend(self._text(statement, row) for row in rows)
 
     def require(self, statement: Statement, count: int, otherwise: Exception, **values: Any) -> None:
         """Add a statement that fails the transaction with any other number of rows."""

@@ -173,18 +173,8 @@ class TurnStore:
         """Write reasons (keys: key, code, text, position, expected_at) of claims that still wait."""
         if not rows:
             return
-        statement = (
-            update(claim)
-            .where(claim.c.id == bindparam("key"), claim.c.state == ClaimState.PENDING.value)
-            .values(
-                reason_code=bindparam("code"),
-                reason=bindparam("text"),
-                position=bindparam("at"),
-                expected_at=bindparam("expected"),
-            )
-        )
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
-            connection.execute(statement, list(rows))
+        with self._scripts.transaction() as script:
+            script.run_each(_NOTE, rows)
 
     def forget_ended_before(self, moment: datetime, *, at_most: int = 10_000) -> int:
         """Delete claims that ended before `moment`, with their leases; return how many."""
@@ -297,3 +287,13 @@ _GRANT = (
 _LIVE = update(lease).where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None))
 _RENEW = _LIVE.values(expires_at=bindparam("until"))
 _COLLECT = _LIVE.values(expires_at=bindparam("until"), collected_at=bindparam("now"))
+_NOTE = (
+    update(claim)
+    .where(claim.c.id == bindparam("key"), claim.c.state == ClaimState.PENDING.value)
+    .values(
+        reason_code=bindparam("code"),
+        reason=bindparam("text"),
+        position=bindparam("at"),
+        expected_at=bindparam("expected"),
+    )
+)

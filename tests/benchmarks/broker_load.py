@@ -127,7 +127,8 @@ def main() -> None:
     parser.add_argument("--pending", type=int, default=5000)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     args = parser.parse_args()
-    with database(args.database) as url, served(url) as broker:
+    # Nobody renews: on a slow machine the leases would end before all claims wait.
+    with database(args.database) as url, served(url, lease_ttl_s="3600") as broker:
         agent = broker.connect("agent")
         # Full mode leases every device first; a small fleet fills sooner and its queue is as long.
         count = args.nodes if args.mode == "steady" else min(args.nodes, max(1, args.requests // 8 + 1))

@@ -163,6 +163,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         assert set(mine.placements) == set(reference.placements)
         assert set(mine.rejections) == set(reference.rejections)
         assert set(mine.expired) == set(reference.expired)
+        assert self.engine.waiting(self.now, limit=2) == reference.waiting[:2]
         assert self.engine.waiting(self.now) == reference.waiting
         check(before, replace(mine, waiting=reference.waiting), self.now, POLICY)
         for placement in mine.placements:
