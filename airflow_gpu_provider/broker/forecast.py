@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -122,11 +123,17 @@ class Forecast:
 
     def _add_endings(self, endings: list[tuple[float, Part]]) -> None:
         first = len(self._at)
-        devices = [(first + n, *row) for n, (_, part) in enumerate(endings) for row in part.devices]
-        nodes = [(first + n, *row) for n, (_, part) in enumerate(endings) for row in part.nodes]
         self._at = np.append(self._at, [seconds for seconds, _ in endings])
-        self._devices = np.concatenate([self._devices, np.array(devices, np.int64).reshape(-1, 4)])
-        self._nodes = np.concatenate([self._nodes, np.array(nodes, np.int64).reshape(-1, 4)])
+        self._devices = np.append(self._devices, _rows(first, [part.devices for _, part in endings]), axis=0)
+        self._nodes = np.append(self._nodes, _rows(first, [part.nodes for _, part in endings]), axis=0)
+
+
+def _rows(first: int, parts: Sequence[Sequence[tuple[int, int, int]]]) -> IntArray:
+    """Return the rows of all parts, each behind the number of its part."""
+    sizes = [len(rows) for rows in parts]
+    events = np.repeat(np.arange(first, first + len(parts)), sizes)
+    flat = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64, 3 * sum(sizes))
+    return np.column_stack((events, flat.reshape(-1, 3)))
 
 
 def _nearest(now: Capacity, then: Capacity, request: GpuRequest, devices: BoolArray) -> tuple[Place, ...]:

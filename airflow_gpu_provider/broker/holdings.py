@@ -37,7 +37,7 @@ class Holdings:
         self._held: dict[LeaseId, tuple[Lease, Part]] = {}
         self._of_claim: dict[ClaimId, LeaseId] = {}
         self._on_node: dict[int, dict[LeaseId, None]] = {}
-        self._promising: dict[LeaseId, None] = {}
+        self._promising: dict[LeaseId, datetime] = {}
         self._expiries: list[tuple[datetime, LeaseId]] = []
         self._promises: list[tuple[datetime, LeaseId]] = []
         self._offers: dict[LeaseId, tuple[Offer, Part]] = {}
@@ -87,9 +87,10 @@ class Holdings:
         for node, _, _ in part.nodes:
             self._on_node.setdefault(node, {})[lease.id] = None
         heappush(self._expiries, (lease.expires_at, lease.id))
-        if lease.ends_by is not None:
-            self._promising[lease.id] = None
-            heappush(self._promises, (lease.ends_by, lease.id))
+        ends_by = lease.ends_by
+        if ends_by is not None:
+            self._promising[lease.id] = ends_by
+            heappush(self._promises, (ends_by, lease.id))
         return part
 
     def remove(self, lease_id: LeaseId) -> tuple[Lease, Part] | None:
@@ -167,9 +168,9 @@ class Holdings:
 
     def endings(self, now: datetime) -> list[tuple[float, Part]]:
         """Return what ends when, in seconds from now; broken promises are no promises."""
-        found = []
-        for lease_id in self._promising:
-            lease, part = self._held[lease_id]
-            if lease.ends_by is not None and lease.ends_by > now:
-                found.append(((lease.ends_by - now).total_seconds(), part))
-        return found
+        held = self._held
+        return [
+            ((ends_by - now).total_seconds(), held[lease_id][1])
+            for lease_id, ends_by in self._promising.items()
+            if ends_by > now
+        ]

@@ -116,15 +116,19 @@ class Holds:
 
         So of those who compete only the first keeps devices idle; it is served before the next one is first.
         """
+        if self._has_nothing_to_hold(key):
+            return
         devices = self._placer.suitable(*key)
-        if not (devices & self._awaited).any() and self.keep(key):
+        if not (devices & self._awaited).any() and self._keep(key):
             self._awaited |= devices
 
-    def keep(self, key: ClassKey) -> bool:
-        """Keep what a claim of this class needs, whoever else does; return whether anything was to keep."""
+    def keep(self, key: ClassKey) -> None:
+        """Keep what a claim of this class needs, whoever else does."""
+        if not self._has_nothing_to_hold(key):
+            self._keep(key)
+
+    def _keep(self, key: ClassKey) -> bool:
         request, excluded = key
-        if self._has_nothing_to_hold(key):
-            return False
         groups = self._placer.groups(request, excluded)
         if not self._outlook.starts_by_waiting(key, key[0], groups):
             return False
