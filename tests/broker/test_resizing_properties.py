@@ -241,8 +241,9 @@ class Dynamic(RuleBasedStateMachine):
         groups = engine._placer.groups(request, excluded)
         if not engine._outlook.starts_by_waiting(key, request, groups):
             return 0  # it waits for people, and keeps nothing
-        rooms = [int(engine.capacity.room(request, devices).sum()) for devices in groups]
-        return -min(request.gpus, max(rooms))
+        able = [each for each in groups if engine._outlook.idle.fits(request, each)]
+        rooms = [int(engine.capacity.room(request, devices).sum()) for devices in able]
+        return -min(request.gpus, max(rooms, default=0))
 
     def _pick(self, index: int) -> Lease:
         return self.leases[sorted(self.leases)[index % len(self.leases)]]
