@@ -20,6 +20,7 @@ from airflow_gpu_provider.broker.drain import Drain
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
 from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
+from airflow_gpu_provider.server.asks import Asks
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk
@@ -36,7 +37,7 @@ from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.drains import DrainStore
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.history import RunStore
-from airflow_gpu_provider.store.leadership import Leadership
+from airflow_gpu_provider.store.leadership import Leadership, ttl_on
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.turns import TurnStore
@@ -44,7 +45,6 @@ from airflow_gpu_provider.wire import ClaimBody, ClaimState, DrainBody, ReleaseB
 
 T = TypeVar("T")
 
-_SQLITE_LEADER_TTL_S = 6.0
 _ASK_THE_TABLES = frozenset({NotLeading.default_reason, "unknown_claim", "unknown_lease"})
 
 
@@ -74,12 +74,8 @@ class Broker:
         self.mirror = FleetMirror(
             stale_after_s=settings.stale_after_s, forget_after_s=settings.forget_nodes_after_s
         )
-        # One process writes to SQLite: fewer heartbeats disturb Airflow's own writes less.
-        ttl_s = settings.leader_ttl_s
-        if self.engine.dialect.name == "sqlite":
-            ttl_s = max(ttl_s, _SQLITE_LEADER_TTL_S)
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
-        self.leadership = Leadership(self.engine, me, ttl_s)
+        self.leadership = Leadership(self.engine, me, ttl_on(self.engine, settings.leader_ttl_s))
         self.nodes = NodeStore(self.engine, me)
         self.drains = Drains(DrainStore(self.engine), self.mirror, clock)
         self._cached_outbox: Outbox | None = None
@@ -93,10 +89,12 @@ class Broker:
             decided=self.watches.ring,
             device_of=self.mirror.device,
         )
+        self.asks = Asks(self.engine, self.desk, clock)
         self.leader = Leader(
             settings=settings,
             leadership=self.leadership,
             desk=self.desk,
+            asks=self.asks,
             store=self.store,
             repository=self.repository,
             nodes=self.nodes,

@@ -1,17 +1,11 @@
-"""Routes for the holder of a lease that becomes more, less, or moves.
-
-Only the replica that leads can answer: no tables say what is free behind those who wait. Another one says so,
-and closes the connection, so that the next try may reach the leader.
-"""
+"""Routes for the holder of a lease that becomes more, less, or moves. The next step is `changes`."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 from starlette.concurrency import run_in_threadpool
 
-from airflow_gpu_provider.exceptions import BrokerUnavailable
 from airflow_gpu_provider.resizes import MoveBody, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.auth import Role, check_lease_secret
@@ -20,9 +14,6 @@ from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
 from airflow_gpu_provider.server.draft import NotLeading
 from airflow_gpu_provider.server.program_route import Call, program_route
-
-_ELECTION_S = 10.0  # longer than an election takes, shorter than a client waits for an answer
-_ASK_AGAIN_S = 0.1
 
 
 async def resize(call: Call) -> ResizeAnswer:
@@ -62,19 +53,14 @@ async def answer_change(broker: Broker, request: Change, secret: str) -> ResizeA
 
 
 async def _ask_leader(broker: Broker, request: Change) -> Entry:
-    """Serve a request at this replica's desk; wait where no replica leads for the moment."""
-    deadline = time.monotonic() + _ELECTION_S
-    while True:
-        try:
-            return await asyncio.wrap_future(broker.desk.ask(request))
-        except NotLeading:
-            leads = await run_in_threadpool(broker.leadership.current)
-            if leads not in (None, broker.leadership.holder) or time.monotonic() >= deadline:
-                raise BrokerUnavailable(
-                    f"Only the replica that leads ({leads or 'none now'}) changes leases: ask again.",
-                    reason=NotLeading.default_reason,
-                ) from None
-            await asyncio.sleep(_ASK_AGAIN_S)
+    """Serve a request at this replica's desk, or let the replica that leads do it."""
+    try:
+        return await asyncio.wrap_future(broker.desk.ask(request))
+    except NotLeading:
+        claim_id = await broker.asks.ask(request)
+    # The lease may be on a node so new that this replica has not heard of it.
+    await run_in_threadpool(lambda: broker.mirror.merge(broker.nodes.load()))
+    return await broker.find(claim_id)
 
 
 ROUTES = [

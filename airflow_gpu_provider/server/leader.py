@@ -20,6 +20,7 @@ from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.broker.throughput import Speeds
 from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.server.asks import Asks
 from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
@@ -53,6 +54,7 @@ class Leader(threading.Thread):
         settings: Settings,
         leadership: Leadership,
         desk: Desk,
+        asks: Asks,
         store: TurnStore,
         repository: Repository,
         nodes: NodeStore,
@@ -68,6 +70,7 @@ class Leader(threading.Thread):
         self._settings = settings
         self._leadership = leadership
         self._desk = desk
+        self._asks = asks
         self._store = store
         self._repository = repository
         self._nodes = nodes
@@ -178,6 +181,7 @@ class Leader(threading.Thread):
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)
+        self._asks.serve()
         self._must_load = False
         self._wakeup.ring_leader()
 
@@ -200,6 +204,7 @@ class Leader(threading.Thread):
         held = {claim.id: lease for lease, claim in self._repository.live_leases(changed)}
         for row in self._repository.claims(changed):
             sync(self._desk, entry_of(row, held.get(row.id)))
+        self._asks.serve(changed)
 
     def _see_fleet(self) -> None:
         if (self._mirror.version, self._drains.version) == self._fleet_version or self._desk.engine is None:
@@ -237,6 +242,7 @@ class Leader(threading.Thread):
             self._next_clean_up = time.monotonic() + _CLEAN_UP_S
             self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
             forgotten_at = now - timedelta(days=self._settings.history_days)
+            self._asks.clean_up()
             self._store.forget_ended_before(forgotten_at)
             self._runs.forget_before(forgotten_at)
 

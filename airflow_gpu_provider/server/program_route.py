@@ -28,7 +28,6 @@ from airflow_gpu_provider.exceptions import (
 )
 from airflow_gpu_provider.server.auth import Identity, Role, identify
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.draft import NotLeading
 from airflow_gpu_provider.wire import wrong_fields
 
 log = logging.getLogger(__name__)
@@ -165,8 +164,6 @@ def _refusal(error: GpuProviderError) -> JSONResponse:
         code = 403 if error.reason == "lease_secret" else 401
     else:
         code = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else {}
-    if error.reason == NotLeading.default_reason:
-        headers["Connection"] = "close"  # the next try may reach another replica
+    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
     detail = {"detail": {"reason": error.reason, "message": error.message}}
     return JSONResponse(detail, code, headers=headers)

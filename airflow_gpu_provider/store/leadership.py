@@ -29,6 +29,14 @@ class Term:
     number: int
 
 
+_SQLITE_TTL_S = 6.0
+
+
+def ttl_on(engine: Engine, ttl_s: float) -> float:
+    """Return how long a lead lasts; on SQLite longer: fewer heartbeats disturb Airflow's own writes less."""
+    return max(ttl_s, _SQLITE_TTL_S) if engine.dialect.name == "sqlite" else ttl_s
+
+
 def database_now(connection: Connection) -> datetime:
     """Return the time all replicas agree on."""
     if connection.dialect.name == "postgresql":

@@ -206,14 +206,14 @@ class Repository:
             if result is not None:
                 note_event(connection, result.claim_id)
                 return expires_at
-            raise LeaseLost(*_why_lost(connection, lease_id, epoch))
+            raise LeaseLost(*why_lost(connection, lease_id, epoch))
 
     def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
         """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
         with self._writing() as connection:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
             if row is None or row.epoch != body.epoch:
-                raise LeaseLost(*_why_lost(connection, lease_id, body.epoch))
+                raise LeaseLost(*why_lost(connection, lease_id, body.epoch))
             note_event(connection, row.claim_id)
             told = _told(connection, row, body, now, device_of) if body.tells_history else None
             has_ended = end_lease(
@@ -282,7 +282,8 @@ def _failed_before(connection: Connection, key: TaskKey) -> list[str]:
     return sorted({device for devices in rows for device in devices or ()})
 
 
-def _why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:
+def why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:
+    """Return the sentence for a lease that is not live in this epoch."""
     row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
     if row is None:
         return (f"The broker knows no lease {lease_id}.",)

@@ -170,6 +170,18 @@ event = Table(
     Column("claim_id", String(36), nullable=False),
 )
 
+# What only the leader can answer, asked by other replicas for their callers.
+ask = Table(
+    "gpu_ask",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("claim_id", String(36), nullable=False),
+    Column("kind", String(20), nullable=False),  # a request of server.changes
+    Column("body", JSON, nullable=False),
+    Column("asked_at", UtcDateTime, nullable=False),
+    Column("answer", JSON, nullable=True),
+)
+
 # What people took out of service; what agents found wrong is in the reports.
 drain = Table(
     "gpu_drain",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.broker.resize import Wish
-from airflow_gpu_provider.exceptions import BrokerUnavailable, LeaseLost
+from airflow_gpu_provider.exceptions import BrokerUnavailable, LeaseLost, NotResized
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.resizes import ResizeAnswer
+from airflow_gpu_provider.server import asks
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
 from airflow_gpu_provider.server.changes_api import answer_change
+from airflow_gpu_provider.store.asks import AskStore
 
 from .conftest import SECRET, ask, report, until_leading
 from .test_replicas import Replicas, release, replicas, until, until_granted
@@ -22,6 +25,7 @@ from .test_replicas import Replicas, release, replicas, until, until_granted
 __all__ = ["replicas"]
 
 LARGE = 81_920
+NEVER = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
 def change(broker: Broker, request: Change) -> ResizeAnswer:
@@ -84,13 +88,59 @@ def test_an_offer_whose_leader_died_can_be_declined_under_the_next_one(replicas:
     assert held.devices == entry.held.devices
 
 
-def test_a_replica_that_does_not_lead_says_that_another_try_may_help(replicas: Replicas) -> None:
+def test_a_replica_that_does_not_lead_lets_the_leader_change_the_lease(replicas: Replicas) -> None:
+    leader, follower = replicas
+    entry, answer = offered(leader, follower)
+    lease_id = entry.held.lease_id
+    assert answer.offer is not None
+    found = change(follower, Resize(lease_id, 1, Wish(memory_mib=LARGE)))
+    assert found.offer is not None and found.offer.offer_id == answer.offer.offer_id
+    accepted = change(follower, AcceptMove(lease_id, 1, answer.offer.offer_id))
+    assert accepted.offer is not None and accepted.offer.phase == "accepted"
+    moved = change(follower, CommitMove(lease_id, 1, answer.offer.offer_id))
+    assert [device.id for device in moved.lease.devices] == [answer.offer.devices[0].id]
+    assert moved == change(leader, CommitMove(lease_id, 1, answer.offer.offer_id))
+    wider = change(follower, Resize(lease_id, 1, Wish(gpus=2, leave=())))
+    assert len(wider.lease.devices) == 2
+    back = change(follower, Resize(lease_id, 1, Wish(gpus=1, leave=(wider.lease.devices[0].id,))))  # type: ignore[arg-type]
+    assert back.lease.devices == wider.lease.devices[1:]
+    assert not follower.desk.is_open, "it does not decide"
+    assert AskStore(follower.engine).unanswered(NEVER) == []
+
+
+def test_what_the_leader_refuses_is_refused_by_every_replica(replicas: Replicas) -> None:
     leader, follower = replicas
     entry = until_granted(leader, ask(leader, "one"))
-    with pytest.raises(BrokerUnavailable, match=r"Only the replica that leads .* ask again") as refused:
+    lease_id = entry.held.lease_id
+    with pytest.raises(NotResized, match="asked 9 members, has 1") as refused:
+        change(follower, Resize(lease_id, 1, Wish(gpus=9)))
+    assert refused.value.reason == "not_resized"
+    with pytest.raises(LeaseLost, match="epoch 2 is over"):
+        change(follower, Resize(lease_id, 2, Wish(gpus=2)))
+    release(leader, entry)
+    with pytest.raises(LeaseLost, match="released"):
+        change(follower, Resize(lease_id, 1, Wish(gpus=2)))
+
+
+def test_a_question_of_a_time_without_leader_is_answered_by_the_next_one(replicas: Replicas) -> None:
+    leader, follower = replicas
+    entry = until_granted(leader, ask(leader, "one"))
+    kill(leader)
+    assert not follower.desk.is_open
+    answer = change(follower, Resize(entry.held.lease_id, 1, Wish(gpus=2)))
+    assert len(answer.lease.devices) == 2
+
+
+def test_a_question_that_nobody_answers_is_taken_back(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, follower = replicas
+    entry = until_granted(leader, ask(leader, "one"))
+    monkeypatch.setattr(asks, "_PATIENCE_S", 0.5)
+    leader.leader._asks.serve = lambda claim_ids=None: None  # type: ignore[method-assign]  # it hangs
+    with pytest.raises(BrokerUnavailable, match="ask again, which is harmless"):
         change(follower, Resize(entry.held.lease_id, 1, Wish(gpus=2)))
-    assert refused.value.reason == "not_leading"
-    assert len(change(leader, Resize(entry.held.lease_id, 1, Wish(gpus=2))).lease.devices) == 2
+    assert AskStore(follower.engine).unanswered(NEVER) == []
 
 
 def test_a_lease_that_a_follower_released_while_it_was_to_grow_stays_ended(replicas: Replicas) -> None:

@@ -1,0 +1,106 @@
+"""Takes what only the leader can answer to it, whichever replica was asked, and brings the answer back.
+
+A change of a lease needs the leader's engine: no tables say what is free behind those who wait. A replica
+that does not lead writes the request as a question; the leader hears of it by its event, serves it at its
+desk and writes the answer. A leader that dies leaves the question to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Engine
+from starlette.concurrency import run_in_threadpool
+
+from airflow_gpu_provider.exceptions import (
+    BrokerUnavailable,
+    GpuProviderError,
+    InvalidRequest,
+    LeaseLost,
+    NotResized,
+)
+from airflow_gpu_provider.server.board import Entry
+from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
+from airflow_gpu_provider.server.desk import Desk
+from airflow_gpu_provider.server.draft import NotLeading
+from airflow_gpu_provider.store.asks import AskStore, Question
+
+log = logging.getLogger(__name__)
+
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    kind.__name__: TypeAdapter(kind) for kind in (Resize, AcceptMove, CommitMove, DeclineMove)
+}
+_ERRORS = {kind.__name__: kind for kind in (NotResized, LeaseLost, InvalidRequest)}
+
+_PATIENCE_S = 10.0  # longer than a take-over, shorter than a client waits for an answer
+_LOOK_S = 0.05
+
+
+class Asks:
+    """The questions of this replica's callers, and those that it answers while it leads."""
+
+    def __init__(self, engine: Engine, desk: Desk, clock: Callable[[], datetime]) -> None:
+        self._store = AskStore(engine)
+        self._desk = desk
+        self._clock = clock
+        self._being_served: set[int] = set()
+
+    # -- the replica that was asked
+    async def ask(self, request: Change) -> str:
+        """Let the leader serve a request; return the claim whose lease it changed."""
+        kind = type(request).__name__
+        body = _KINDS[kind].dump_python(request, mode="json")
+        put = partial(self._store.put, request.lease_id, request.epoch, kind, body, self._clock())
+        question = await run_in_threadpool(put)
+        try:
+            return await self._answer_to(question)
+        finally:
+            await run_in_threadpool(self._store.take_back, question.id)
+
+    async def _answer_to(self, question: Question) -> str:
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_S)
+            answer = await run_in_threadpool(self._store.look, question.id)
+            if answer is None:
+                continue
+            if answer["error"] is None:
+                return question.claim_id
+            raise _ERRORS.get(answer["error"], BrokerUnavailable)(answer["message"], reason=answer["reason"])
+        raise BrokerUnavailable(
+            f"No replica that leads answered within {_PATIENCE_S:g} s, and the lease may have changed: ask again, "
+            "which is harmless."
+        )
+
+    # -- the leader's thread
+    def serve(self, claim_ids: Sequence[str] | None = None) -> None:
+        """Put the open questions (about these claims) on the desk."""
+        since = self._clock() - timedelta(seconds=_PATIENCE_S)
+        for question in self._store.unanswered(since, claim_ids):
+            if question.id not in self._being_served:
+                self._being_served.add(question.id)
+                request: Change = _KINDS[question.kind].validate_python(question.body)
+                self._desk.ask(request).add_done_callback(partial(self._answer, question.id))
+
+    def clean_up(self) -> None:
+        """Forget what replicas that died did not take back."""
+        self._store.forget_before(self._clock() - timedelta(seconds=2 * _PATIENCE_S))
+
+    def _answer(self, number: int, served: Future[Entry]) -> None:
+        self._being_served.discard(number)
+        error = served.exception()
+        if isinstance(error, NotLeading):
+            return  # the next leader finds the question
+        told: dict[str, Any] = {"error": None}
+        if error is not None:
+            reason = error.reason if isinstance(error, GpuProviderError) else "failed"
+            told = {"error": type(error).__name__, "reason": reason, "message": str(error)}
+        self._store.answer(number, told)
