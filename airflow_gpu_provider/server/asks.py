@@ -76,8 +76,8 @@ class Asks:
                 return question.claim_id
             raise _ERRORS.get(answer["error"], BrokerUnavailable)(answer["message"], reason=answer["reason"])
         raise BrokerUnavailable(
-            f"No replica that leads answered within {_PATIENCE_S:g} s, and the lease may have changed: ask again, "
-            "which is harmless."
+            f"No replica that leads answered within {_PATIENCE_S:g} s. The lease may have changed: ask "
+            "again, which is harmless."
         )
 
     # -- the leader's thread
