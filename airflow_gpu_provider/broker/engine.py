@@ -15,6 +15,8 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+import numpy as np
+
 from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part
 from airflow_gpu_provider.broker.diagnosis import Outlook
@@ -313,14 +315,18 @@ class Engine:
         return costs
 
     def _reopen(self, changed: Mapping[int, Node]) -> None:
-        before = self._capacity.open, self._layout.offered
+        before, nodes = (self._capacity.open, self._layout.offered), self._layout.nodes
+        moved = [number for number, node in changed.items() if node.artifacts != nodes[number].artifacts]
         self._layout = self._layout.renewed(changed)
         held = self._holdings.parts_on(changed)
         self._capacity.reopen(self._layout, list(changed), held, max_load=self._policy.max_load)
-        banks = (before[0] != self._capacity.open) | (before[1] != self._layout.offered)
+        banks = ((before[0] != self._capacity.open) | (before[1] != self._layout.offered)).any(axis=1)
+        if moved:
+            self._placer.see_artifacts()
+            banks |= np.isin(self._layout.node_of, moved)
         if banks.any():
             self._outlook = Outlook(self._layout, max_load=self._policy.max_load)
-            self._touch(self._regions.of_kinds(set(self._layout.kind_of[banks.any(axis=1)].tolist())))
+            self._touch(self._regions.of_kinds(set(self._layout.kind_of[banks].tolist())))
         self._told = None
 
     def _touch(self, kinds: int) -> None:

@@ -2,25 +2,26 @@
 
 A gang gets all its devices or none: on one bank if any has room, else on the nodes of one host, else
 anywhere (`spread`); of one speed where it can be (`alike`). A worse match degree is looked at only when no
-better one can take the whole gang. Costs are kept per request class and shape of bank, and computed again
+better one can take the whole gang. A request that reads artifacts is looked for on the nodes that hold them
+first (`artifact_affinity`). Costs are kept per request class and shape of bank, and computed again
 only for shapes not seen before: the time of a choice depends on how many shapes there are, not on how many
 nodes. The placer chooses; `capacity.Capacity.take` makes it so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from airflow_gpu_provider.broker.alike import Group, groups_of
+from airflow_gpu_provider.broker.artifact_affinity import EVERYWHERE, Level, Nearness
 from airflow_gpu_provider.broker.capacity import Capacity, Place
-from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share, mismatch
+from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
-from airflow_gpu_provider.broker.matching import Candidates, candidates
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest
+from airflow_gpu_provider.broker.request_class import RequestClass
 from airflow_gpu_provider.broker.shapes import Shapes
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.spread import Spread, slots_of
@@ -37,30 +38,6 @@ class Found:
     match_degree: float
 
 
-@dataclass(slots=True)
-class _Class:
-    """What is kept of one request class: a whole gang on each shape costs so much, infinite = no room."""
-
-    request: GpuRequest
-    suits: Candidates
-    degree_of_kind: FloatArray
-    degrees: tuple[float, ...]
-    by_kind: FloatArray  #: [K] cost of the mismatch, infinite where the kind does not suit
-    kinds: tuple[int, ...]
-    groups: tuple[Group, ...]
-    shares: IntArray  #: [K] what a member takes of a device
-    least: int  #: what all members take at least
-    #: banks that it may use whole; None = all of its kinds
-    banks: IntArray | None
-    #: banks that it may use in part
-    partial: IntArray
-    cost: FloatArray = field(default_factory=lambda: np.full(0, np.nan))  #: [G], NaN = not known yet
-    share: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  #: [G]
-    generation: int = -1
-    renamed: int = 0  #: entries read of the log
-    revived: int = 0
-
-
 class Placer:
     """Chooses places on a capacity; keeps costs between calls."""
 
@@ -74,7 +51,8 @@ class Placer:
         self._cost_band = cost_band
         self._scarcity = np.zeros(len(capacity.layout.kinds))
         self._shapes = Shapes(capacity)
-        self._classes: dict[tuple[GpuRequest, Set[DeviceId]], _Class] = {}
+        self._classes: dict[Hashable, RequestClass] = {}
+        self._nearness = Nearness(capacity.layout.nodes)
         self._short: dict[GpuRequest, GpuRequest] = {}
         self._every = np.ones((1, capacity.layout.width), np.bool_)
         self.renew(mix)
@@ -93,9 +71,26 @@ class Placer:
         self._speeds = speeds
         self._classes.clear()
 
+    def see_artifacts(self) -> None:
+        """Take what nodes hold from the layout as it is now."""
+        self._nearness = Nearness(self._capacity.layout.nodes)
+        self._classes = {key: kept for key, kept in self._classes.items() if not kept.request.artifacts}
+
     def place(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> Found | None:
         """Return devices for all of the gang, or None; takes nothing."""
-        kept = self._of_class(request, excluded)
+        if not request.artifacts or request.artifacts_required:
+            return self._place(self._of_class(request, excluded))
+        best: Found | None = None
+        worth = -np.inf
+        for near in self._nearness.levels(request):
+            if near.worth(1.0) <= worth:  # nothing farther away can be better
+                break
+            found = self._place(self._of_class(request, excluded, near))
+            if found is not None and near.worth(found.match_degree) > worth:
+                best, worth = found, near.worth(found.match_degree)
+        return best
+
+    def _place(self, kept: RequestClass) -> Found | None:
         if self._is_hopeless(kept):
             return None
         self._refresh(kept)
@@ -106,7 +101,7 @@ class Placer:
                 return found
         return None
 
-    def _dearness(self, kept: _Class) -> FloatArray:
+    def _dearness(self, kept: RequestClass) -> FloatArray:
         """Return what scarcity and measured speed add on each kind for this class, as things are now."""
         free = self._capacity.free_of_kind
         each = self.mix.scarcity(free)
@@ -121,57 +116,48 @@ class Placer:
         """Return the groups of suitable devices, of which one must serve the whole request."""
         return [group.devices for group in self._of_class(request, excluded).groups]
 
+    def fits_empty(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> bool:
+        """Return whether the whole fleet, empty, has room for a request where its artifacts are now."""
+        return self._empty.fits_one_of(request, self.groups(request, excluded))
+
     def kinds(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> tuple[int, ...]:
-        """Return the kinds of the devices that suit a request."""
+        """Return the kinds of the devices that suit a request, wherever the artifacts are that it reads."""
+        if request.artifacts:
+            request = replace(request, artifacts=frozenset(), artifacts_required=False)
         return self._of_class(request, excluded).kinds
 
-    def _is_hopeless(self, kept: _Class) -> bool:
+    def _is_hopeless(self, kept: RequestClass) -> bool:
         """Tell at once what the sums of free shares rule out: most looks at a full fleet."""
         free = self._capacity.free_of_kind
         return max(sum(free[kind] for kind in group.kinds) for group in kept.groups) < kept.least
 
     # -- classes
-    def _of_class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
+    def _of_class(
+        self, request: GpuRequest, excluded: frozenset[DeviceId], near: Level = EVERYWHERE
+    ) -> RequestClass:
         short = self._short.get(request)
         if short is None:
             if len(self._short) > 10 * _CLASSES:
                 self._short.clear()
             short = self._short[request] = replace(request, spares=0, max_runtime_s=None)
-        key = (short, excluded)
+        key = (short, excluded) if near.nodes is None else (short, excluded, near.lack)
         kept = self._classes.get(key)
         if kept is None:
             if len(self._classes) >= _CLASSES:
                 del self._classes[next(iter(self._classes))]
-            kept = self._classes[key] = self._class(short, excluded)
+            kept = self._classes[key] = self._class(short, excluded, near)
         return kept
 
-    def _class(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> _Class:
-        layout = self._capacity.layout
+    def _class(self, request: GpuRequest, excluded: frozenset[DeviceId], near: Level) -> RequestClass:
         speeds = self._speeds.speeds(request.task_class)
-        suits = candidates(layout, request, excluded, speeds=speeds)
-        some, every = suits.devices.any(axis=1), (suits.devices == layout.exists).all(axis=1)
-        kinds = np.unique(layout.kind_of[some])
-        is_whole = bool(every[np.isin(layout.kind_of, kinds)].all())
-        by_kind = np.full(len(layout.kinds), np.inf)
-        by_kind[kinds] = mismatch(layout, request, speeds)[kinds]
-        shares, degree_of_kind = layout.shares(request), np.zeros(len(layout.kinds))
-        degree_of_kind[layout.kind_of] = suits.degree
-        return _Class(
-            request=request,
-            suits=suits,
-            degree_of_kind=degree_of_kind,
-            degrees=tuple(np.unique(suits.degree[some])[::-1].tolist()),
-            by_kind=by_kind,
-            kinds=tuple(kinds.tolist()),
-            groups=groups_of(self._empty, request, suits.devices),
-            shares=shares,
-            least=request.gpus * int(shares[kinds].min(initial=WHOLE_DEVICE)),
-            banks=None if is_whole else np.flatnonzero(some & every),
-            partial=np.flatnonzero(some & ~every),
-        )
+        if near.nodes is None:
+            nodes = self._nearness.holders(request)
+            return RequestClass.of(self._empty, request, excluded, speeds=speeds, nodes=nodes)
+        groups = self._of_class(request, excluded).groups
+        return RequestClass.of(self._empty, request, excluded, speeds=speeds, nodes=near.nodes, groups=groups)
 
     # -- costs of shapes not seen before
-    def _refresh(self, kept: _Class) -> None:
+    def _refresh(self, kept: RequestClass) -> None:
         shapes = self._shapes
         shapes.follow()
         if len(kept.cost) < shapes.number:
@@ -191,7 +177,7 @@ class Placer:
         if len(unknown):
             self._judge(kept, unknown)
 
-    def _judge(self, kept: _Class, shape: IntArray) -> None:
+    def _judge(self, kept: RequestClass, shape: IntArray) -> None:
         kept.cost[shape] = np.inf
         shape = shape[kept.by_kind[self._shapes.kind[shape]] < np.inf]
         if len(shape):
@@ -218,7 +204,7 @@ class Placer:
         return known[shape]
 
     # -- choices
-    def _on_one_bank(self, kept: _Class, degree: float) -> Found | None:
+    def _on_one_bank(self, kept: RequestClass, degree: float) -> Found | None:
         chosen = self._of_shapes(kept, degree) if kept.banks is None else self._of_banks(kept, degree)
         if chosen is None:
             return None
@@ -230,7 +216,7 @@ class Placer:
             return Found(((bank, slot),), degree)
         return Found(tuple(slots_of(capacity, bank, request, kept.suits.devices, request.gpus)), degree)
 
-    def _of_shapes(self, kept: _Class, degree: float) -> tuple[int, int] | None:
+    def _of_shapes(self, kept: RequestClass, degree: float) -> tuple[int, int] | None:
         shapes = self._shapes
         kind = shapes.kind[: shapes.number]
         cost = kept.cost[: shapes.number] + shapes.absent[: shapes.number]
@@ -250,7 +236,7 @@ class Placer:
         bank, shape = min((shapes.least_loaded(int(each)), int(each)) for each in near)
         return bank, int(kept.share[shape])
 
-    def _of_banks(self, kept: _Class, degree: float) -> tuple[int, int] | None:
+    def _of_banks(self, kept: RequestClass, degree: float) -> tuple[int, int] | None:
         """Choose among banks one by one: some devices of its kinds are not for this class."""
         shapes = self._shapes
         assert kept.banks is not None
@@ -269,7 +255,7 @@ class Placer:
         best = near[np.lexsort((bank[near], cost[near], shapes.load_of_bank[bank[near]]))[0]]
         return int(bank[best]), int(share[best])
 
-    def _partial(self, kept: _Class) -> Banks:
+    def _partial(self, kept: RequestClass) -> Banks:
         capacity, bank = self._capacity, kept.partial
         node = capacity.layout.node_of[bank]
         fragments = self._fragments_of(self._shapes.of_bank[bank])
@@ -278,7 +264,7 @@ class Placer:
             kind, capacity.cpu[node], capacity.memory[node], capacity.milli[bank], allowed, fragments
         )
 
-    def _over_nodes(self, kept: _Class, degree: float) -> Found | None:
+    def _over_nodes(self, kept: RequestClass, degree: float) -> Found | None:
         if kept.request.gpus < 2 or not self._may_fit(kept, degree):
             return None
         by_kind = kept.by_kind + self._scarcity
@@ -289,7 +275,7 @@ class Placer:
                 return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))
         return None
 
-    def _may_fit(self, kept: _Class, degree: float) -> bool:
+    def _may_fit(self, kept: RequestClass, degree: float) -> bool:
         """Bound the members from above by the shapes: a look at every node is worth it only below that."""
         shapes = self._shapes
         alive = shapes.alive()

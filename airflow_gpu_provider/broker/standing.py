@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from airflow_gpu_provider.broker.artifact_affinity import absent_reason
 from airflow_gpu_provider.broker.capacity import Capacity, Part
 from airflow_gpu_provider.broker.diagnosis import Outlook, Suitable, diagnose
 from airflow_gpu_provider.broker.forecast import NOTHING, Expected, Forecast
@@ -72,6 +73,11 @@ class _Report:
 
     def _diagnose(self, claim: Claim, own: ClassKey, key: ClassKey) -> Reason:
         groups, world = self._placer.groups, self._world
+        if own[0].artifacts_required and not self._placer.fits_empty(*own):
+            suitable = int(self._placer.suitable(*own).sum())
+            absent = absent_reason(own[0], self._unheld.layout.nodes, suitable)
+            if absent is not None:
+                return absent
         return diagnose(
             own[0],
             Suitable(groups(own[0]), groups(*own), groups(*key)),

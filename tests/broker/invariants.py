@@ -61,6 +61,7 @@ def _a_whole_gang(
         assert node.load is None or node.load < policy.max_load
         assert accepts(request, model=device.model, memory_mib=device.memory_mib, tflops=device.tflops)
         assert request.host in (None, node.host)
+        assert not request.artifacts_required or request.artifacts <= node.artifacts
         degrees.append(match_degree(device.tflops, request.min_tflops))
     assert placement.match_degree == min(degrees[: request.gpus], default=1.0)
 

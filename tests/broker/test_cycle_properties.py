@@ -18,6 +18,7 @@ from airflow_gpu_provider.broker.model import (
     Fleet,
     GpuRequest,
     Node,
+    ReasonCode,
     RunType,
     Snapshot,
 )
@@ -30,6 +31,9 @@ LONG = timedelta(days=30)
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 MODELS = ("A100", "V100")
+
+
+artifacts = st.frozensets(st.sampled_from(["/a", "/b", "sha256:c"]), max_size=2)
 
 
 @st.composite
@@ -48,6 +52,7 @@ def nodes(draw: st.DrawFn, *, healthy: bool = False) -> tuple[Node, ...]:
                 bad=bad,
                 load=None if healthy else draw(st.sampled_from([None, None, 0.1, 0.9])),
                 unavailable=None if healthy else draw(st.sampled_from([None, None, None, "drained"])),
+                artifacts=draw(artifacts),
             )
         )
     return tuple(made)
@@ -66,6 +71,15 @@ requests = st.builds(
     host=st.sampled_from([None, None, None, "h0", "h1"]),
     spares=st.integers(0, 2),
     max_runtime_s=st.sampled_from([None, 10.0, 60.0, 100.0]),
+)
+
+
+#: of which some read artifacts
+reading = st.builds(
+    lambda request, wanted, required: replace(request, artifacts=wanted, artifacts_required=required),
+    requests,
+    st.one_of(st.just(frozenset()), artifacts),
+    st.booleans(),
 )
 
 
@@ -101,6 +115,25 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         for each, is_late in zip(granted.leases, late, strict=True)
     ]
     return snapshot(some, draw(claims("new")), leases)
+
+
+@given(some=nodes(), asked=claims("c", of=reading))
+@quick
+def test_what_requires_artifacts_runs_only_where_they_are_or_says_that_it_waits_for_them(
+    some: tuple[Node, ...], asked: list[Claim]
+) -> None:
+    before = snapshot(fleet_of(*some), asked)
+    decided = decide(before, NOW, POLICY)
+    check(before, decided, NOW, POLICY)
+    loose = [replace(each, request=replace(each.request, artifacts_required=False)) for each in asked]
+    rejected = {each.claim_id for each in decide(snapshot(before.fleet, loose), NOW, POLICY).rejections}
+    assert {each.claim_id for each in decided.rejections} == rejected, "artifacts can be brought"
+    wanted = {each.id: each.request for each in asked}
+    for each in decided.waiting:
+        request = wanted[each.claim_id]
+        nowhere = not any(request.artifacts <= node.artifacts for node in some)
+        if request.artifacts_required and nowhere:
+            assert (each.reason.code, each.starts_in_s) == (ReasonCode.ARTIFACTS_ABSENT, None)
 
 
 @given(before=snapshots())

@@ -28,7 +28,7 @@ from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
 from .builders import NOW, claim
 from .invariants import check
-from .test_cycle_properties import nodes, requests
+from .test_cycle_properties import artifacts, nodes, reading
 
 POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60))
 
@@ -55,7 +55,7 @@ excluded = st.sampled_from([(), (), (), ("n0/0", "n0/1"), ("n1/0", "n1/1", "n1/2
 class EngineAgainstCycle(RuleBasedStateMachine):
     """The model is the snapshot that the tables would hold."""
 
-    @initialize(some=nodes(), asked=st.lists(requests, max_size=3))
+    @initialize(some=nodes(), asked=st.lists(reading, max_size=3))
     def begin(self, some: tuple[Node, ...], asked: list[GpuRequest]) -> None:
         self.now: datetime = NOW
         self.fleet = Fleet(some)
@@ -67,13 +67,13 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         self.reservations: tuple[Reservation, ...] = ()
         self.engine = Engine(POLICY, self.fleet, (), self.claims.values())
 
-    @rule(asked=requests, value=waits, waited=waits, without=excluded, team=teams)
+    @rule(asked=reading, value=waits, waited=waits, without=excluded, team=teams)
     def submit(
         self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...], team: str | None
     ) -> None:
         self.engine.submit(self._make(asked, value, waited, without, team))
 
-    @rule(asked=requests, of=st.lists(teams, min_size=2, max_size=4))
+    @rule(asked=reading, of=st.lists(teams, min_size=2, max_size=4))
     def submit_alike(self, asked: GpuRequest, of: list[str | None]) -> None:
         for value, team in enumerate(of):
             self.engine.submit(self._make(asked, value, 0, (), team))
@@ -139,6 +139,14 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         first, *others = old.devices
         devices = (replace(first, unavailable=bad, utilisation=0.5), *others)
         new = replace(old, load=load, unavailable=state, devices=devices)
+        self.turn(1, [])
+        self._see(Fleet((*self.fleet.nodes[:number], new, *self.fleet.nodes[number + 1 :])))
+        self.turn(1, [])
+
+    @rule(index=st.integers(0, 3), held=artifacts)
+    def bring(self, index: int, held: frozenset[str]) -> None:
+        number = index % len(self.fleet.nodes)
+        new = replace(self.fleet.nodes[number], artifacts=held)
         self.turn(1, [])
         self._see(Fleet((*self.fleet.nodes[:number], new, *self.fleet.nodes[number + 1 :])))
         self.turn(1, [])
