@@ -66,6 +66,8 @@ class Admission:
     def _too_few(self, found: _Filters) -> Reason | None:
         request = found.request
         here, anywhere = found.count(of_model=True), found.count(of_model=True, on_host=False)
+        if here < request.gpus and (slices := found.slices()):
+            return reasons.no_gang_of_slices(request, here, slices)
         if here == 0 and request.models:
             return reasons.unknown_model(request, found.models(), anywhere)
         if anywhere < request.gpus:
@@ -130,6 +132,11 @@ class _Filters:
     def count(self, *, of_model: bool, on_host: bool = True) -> int:
         """Return how many pass."""
         return int(self.devices(of_model=of_model, on_host=on_host).sum())
+
+    def slices(self) -> int:
+        """Return how many MIG slices would serve a request for one device."""
+        one = replace(self, request=replace(self.request, gpus=1))
+        return one.count(of_model=True) - self.count(of_model=True)
 
     def models(self) -> dict[str, int]:
         """Return the models on the request's host, or of the fleet, with their numbers."""

@@ -74,6 +74,7 @@ _KNOWN = (
 
 FLAVORS: Mapping[str, Flavor] = {flavor.name: flavor for flavor in _KNOWN}
 
+_MIG = "MIG"
 _VENDOR_WORDS = frozenset({"NVIDIA", "TESLA", "QUADRO", "GEFORCE", "GRAPHICS", "DEVICE"})
 
 
@@ -89,15 +90,24 @@ def canonical_model(nvml_name: str) -> str:
     """Return the short name of a model: "NVIDIA A100-SXM4-80GB" is an "A100".
 
     Only whole words count ("A100X" is not an A100). A model that is not in the table keeps its own name in
-    capitals, without the vendor's, so that it can be asked for all the same.
+    capitals, without the vendor's, so that it can be asked for all the same. A MIG slice is a model of its
+    own, "A100-MIG-1g.10gb": who asks for an A100 does not mean a seventh of one.
     """
     words = [word for word in re.split(r"[\s_\-]+", nvml_name.strip()) if word]
+    if _MIG in words[1:]:
+        at = words.index(_MIG, 1)
+        return "-".join([canonical_model(" ".join(words[:at])), _MIG, *(w.lower() for w in words[at + 1 :])])
     own = [word for word in words if word.upper() not in _VENDOR_WORDS] or words
     for length in range(len(own), 0, -1):
         known = _BY_FOLDED_NAME.get(_folded("".join(own[:length])))
         if known is not None:
             return known
     return "-".join(own).upper()
+
+
+def is_slice(model: str) -> bool:
+    """Return whether this is the name of a MIG slice."""
+    return f"-{_MIG}-" in model
 
 
 def tflops(model: str, table: Mapping[str, Flavor] = FLAVORS) -> float:

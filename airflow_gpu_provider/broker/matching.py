@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.flavors import canonical_model, is_slice
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
 
@@ -34,6 +34,8 @@ def wanted_models(request: GpuRequest) -> frozenset[str]:
 
 def accepts(request: GpuRequest, *, model: str, memory_mib: int, tflops: float) -> bool:
     """Return whether a device of this kind may serve the request."""
+    if request.gpus > 1 and is_slice(model):
+        return False  # CUDA shows a process one slice only, and slices do not talk to each other
     models = wanted_models(request)
     if models and canonical_model(model) not in models:
         return False

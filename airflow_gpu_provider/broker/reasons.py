@@ -85,6 +85,15 @@ def exceeds_fleet(request: GpuRequest, available: int, largest_node: int) -> Rea
     )
 
 
+def no_gang_of_slices(request: GpuRequest, whole: int, slices: int) -> Reason:
+    """Say that there are slices enough, maybe, but that no gang can be made of them."""
+    return Reason(
+        ReasonCode.EXCEEDS_FLEET,
+        f"asked {asked(request)} in one gang; {_where(request)} has {whole} whole one(s) of these, and its "
+        f"{slices} MIG slice(s) serve tasks of one GPU each; lower gpus to 1, or add whole GPUs",
+    )
+
+
 def host_has_too_few(request: GpuRequest, available: int, in_fleet: int) -> Reason:
     """Say that the gang is bound to a host with fewer devices than members."""
     return Reason(

@@ -12,15 +12,20 @@ from collections.abc import Iterable
 
 from airflow_gpu_provider.broker.artifact_affinity import artifact_name
 from airflow_gpu_provider.broker.flavors import canonical_model
-from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 from airflow_gpu_provider.broker.units import parse_mib
 from airflow_gpu_provider.exceptions import InvalidRequest
+
+#: What a process on a shared device needs before it has computed anything: the CUDA context.
+LEAST_SHARED_MIB = 512
 
 
 def build_request(
     *,
     gpus: object = 1,
     memory: str | None = None,
+    shared: object = False,
+    share: object = None,
     model: str | Iterable[str] | None = None,
     min_tflops: object = None,
     strict: object = False,
@@ -35,7 +40,8 @@ def build_request(
 ) -> GpuRequest:
     """Return the request; raise InvalidRequest that names the argument, what was given and what to write.
 
-    ``memory`` is per device, ``cpu_cores`` and ``host_memory`` are for the whole gang, ``max_runtime`` is
+    ``memory`` is per device, or what is needed of a ``shared`` one; ``share`` is the least part of it, 0..1.
+    ``cpu_cores`` and ``host_memory`` are for the whole gang, ``max_runtime`` is
     in seconds. ``None`` and the empty text leave a wish out.
     """
     least = _amount("min_tflops", min_tflops)
@@ -55,21 +61,68 @@ def build_request(
             "require_artifacts=True asks for nodes that hold the artifacts, but artifacts is not given: "
             'name them, such as artifacts=["/data/models/gpt2"], or leave require_artifacts out'
         )
+    members, extra = _whole("gpus", gpus, least=1), _whole("spares", spares, least=0)
+    size = _size("memory", memory)
+    milli = _milli(_flag("shared", shared), share, size)
+    if milli < WHOLE_DEVICE:
+        _check_shared(members, extra, size, is_strict)
     return GpuRequest(
-        gpus=_whole("gpus", gpus, least=1),
+        gpus=members,
         models=_models(model),
-        memory_mib=_size("memory", memory),
+        memory_mib=size,
+        milli=milli,
         min_tflops=least or 0.0,
         strict=is_strict,
         cpu_cores=_amount("cpu_cores", cpu_cores) or 0.0,
         host_memory_mib=_size("host_memory", host_memory),
         host=host or None,
-        spares=_whole("spares", spares, least=0),
+        spares=extra,
         max_runtime_s=runtime,
         task_class=task_class or None,
         artifacts=named,
         artifacts_required=must_be_near,
     )
+
+
+def _milli(is_shared: bool, share: object, memory_mib: int) -> int:
+    """Return the least part of a device in milli-GPU; the memory may make it more on the device it gets."""
+    part = _amount("share", share)
+    if part is None and not is_shared:
+        return WHOLE_DEVICE
+    if part is None and not memory_mib:
+        raise InvalidRequest(
+            "shared=True asks for a part of a device, but not for how much: give what it needs, such as "
+            'memory="8GiB", or the part itself, such as share=0.25; or leave shared out'
+        )
+    if part is not None and not 0 < part < 1:
+        raise InvalidRequest(
+            f"share={share!r} is no part of a device: write more than 0 and less than 1, such as share=0.25 "
+            "for a quarter; leave it out for a whole device"
+        )
+    return 1 if part is None else max(1, round(part * WHOLE_DEVICE))
+
+
+def _check_shared(gpus: int, spares: int, memory_mib: int, is_strict: bool) -> None:
+    """Refuse what cannot be promised to who shares a device."""
+    if gpus > 1:
+        raise InvalidRequest(
+            f"gpus={gpus} of shared devices: a gang goes at the pace of its busiest device, which neighbours "
+            "decide; ask for whole devices (leave shared and share out), or for several tasks of gpus=1"
+        )
+    if spares:
+        raise InvalidRequest(
+            f"spares={spares} of a shared device: spares are whole devices for a gang; leave spares out"
+        )
+    if is_strict:
+        raise InvalidRequest(
+            "strict=True promises min_tflops, which a shared device cannot keep while others compute on it; "
+            "ask for a whole device, or leave strict out"
+        )
+    if 0 < memory_mib < LEAST_SHARED_MIB:
+        raise InvalidRequest(
+            f"memory={memory_mib}MiB of a shared device is less than CUDA itself takes in each process; ask "
+            f"for {LEAST_SHARED_MIB}MiB or more"
+        )
 
 
 def _number(name: str, value: object) -> float:

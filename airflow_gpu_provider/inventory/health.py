@@ -68,6 +68,9 @@ class Process:
     lease_id: str | None  #: GPU_LEASE_ID of its environment, or of its nearest ancestor that has one
     inherited: bool = False  #: the lease id is an ancestor's
     readable: bool = True  #: False: another user's, or outside this container
+    is_mps_server: bool = (
+        False  #: NVIDIA's own, which computes for its clients: they are looked at themselves
+    )
 
 
 class Verdict(Enum):
@@ -91,6 +94,8 @@ def verdict(
     A process we may not look into gets the benefit of the doubt while its device is leased: calling the
     holder an outsider would take the device away from a task that runs.
     """
+    if process.is_mps_server:
+        return Verdict.HOLDER
     if process.lease_id is None:
         return Verdict.HOLDER if leases and not process.readable else Verdict.FOREIGN
     if process.lease_id in leases:

@@ -41,6 +41,7 @@ class _Leaf:
 
     handle: Any
     uuid: str
+    model: str
     share: float  #: of the board's compute, 0..1
     is_slice: bool
 
@@ -126,7 +127,7 @@ class NvmlProbe:
         nvml = self._session.library
         mode = self._ask("nvmlDeviceGetMigMode", gpu.handle)
         if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-            yield _Leaf(gpu.handle, gpu.uuid, 1.0, is_slice=False)
+            yield _Leaf(gpu.handle, gpu.uuid, canonical_model(gpu.name), 1.0, is_slice=False)
             return
         slots = self._ask("nvmlDeviceGetMaxMigDeviceCount", gpu.handle) or 0
         for slot in range(slots):
@@ -135,7 +136,15 @@ class NvmlProbe:
             if uuid is not None:
                 attributes = self._ask("nvmlDeviceGetAttributes", handle)
                 share = 1 / slots if attributes is None else attributes.gpuInstanceSliceCount / slots
-                yield _Leaf(handle, uuid, share, is_slice=True)
+                yield _Leaf(handle, uuid, self._slice_model(gpu, handle, attributes), share, is_slice=True)
+
+    def _slice_model(self, gpu: _Gpu, handle: Any, attributes: Any) -> str:
+        """Return the name of a slice with its profile, as "A100-MIG-1g.10gb"."""
+        name = self._ask("nvmlDeviceGetName", handle) or ""
+        if " MIG " not in name and attributes is not None:
+            gib = round(attributes.memorySizeMB / 1024)
+            name = f"{gpu.name} MIG {attributes.gpuInstanceSliceCount}g.{gib}gb"
+        return canonical_model(name if " MIG " in name else f"{gpu.name} MIG unknown")
 
     def _signs(self, gpu: _Gpu, xids: tuple[int, ...]) -> HealthSigns:
         nvml = self._session.library
@@ -155,31 +164,32 @@ class NvmlProbe:
         try:
             return self._measured(gpu, leaf, signs)
         except self._session.library.NVMLError as error:
-            model = canonical_model(gpu.name)
             known = self._known.get(leaf.uuid) or DeviceReport(
                 id=leaf.uuid,
-                model=model,
+                model=leaf.model,
                 memory_mib=0,
-                tflops=tflops(model) * leaf.share,
+                tflops=tflops(gpu.name) * leaf.share,
                 share=leaf.share,
             )
             return _lost(known, str(error))
 
     def _measured(self, gpu: _Gpu, leaf: _Leaf, signs: HealthSigns) -> DeviceReport:
         nvml = self._session.library
-        model = canonical_model(gpu.name)
         total, used = self._memory(leaf.handle)
         utilisation = self._ask("nvmlDeviceGetUtilizationRates", leaf.handle)
         # One sensor a board: its temperature is right for each slice. Its power is not: it would count twice.
         temperature = self._ask("nvmlDeviceGetTemperature", gpu.handle, nvml.NVML_TEMPERATURE_GPU)
         power_mw = None if leaf.is_slice else self._ask("nvmlDeviceGetPowerUsage", leaf.handle)
         # Programs that draw on a screen are no competitors; only those that compute count.
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", leaf.handle) or ()
+        processes = [
+            *(self._ask("nvmlDeviceGetComputeRunningProcesses", leaf.handle) or ()),
+            *(self._ask("nvmlDeviceGetMPSComputeRunningProcesses", leaf.handle) or ()),
+        ]
         return DeviceReport(
             id=leaf.uuid,
-            model=model,
+            model=leaf.model,
             memory_mib=total,
-            tflops=tflops(model) * leaf.share,
+            tflops=tflops(gpu.name) * leaf.share,
             share=leaf.share,
             utilisation=None if utilisation is None else utilisation.gpu / 100,
             memory_used_mib=used,

@@ -18,6 +18,8 @@ from airflow_gpu_provider.inventory.lease_mark import LEASE_VARIABLE
 
 #: inode of the first pid namespace, fixed in the kernel (PROC_PID_INIT_INO); it shows all processes
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
+#: `nvidia-cuda-mps-server` as the kernel shows it, which keeps 15 characters of a name
+_MPS_SERVER = "nvidia-cuda-mps"
 #: deeper than any real process tree; a loop cannot occur, but a race of re-used pids could look like one
 _MAX_ANCESTORS = 64
 
@@ -51,6 +53,8 @@ class ProcTable:
         started = self._started(pid)
         if started is None:
             return None if self._sees_host else Process(pid, 0, None, readable=False)
+        if self._name(pid) == _MPS_SERVER:
+            return Process(pid, started, None, is_mps_server=True)
         lease_id, readable = self._own_lease(pid)
         if lease_id is not None:
             return Process(pid, started, lease_id)
@@ -81,6 +85,12 @@ class ProcTable:
         # the command in brackets may itself contain blanks and brackets: split after the last one
         fields = text.rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields  # a zombie holds nothing any more
+
+    def _name(self, pid: int) -> str:
+        try:
+            return (self._proc / str(pid) / "comm").read_text(errors="replace").rstrip("\n")
+        except OSError:  # gone since
+            return ""
 
     def _started(self, pid: int) -> int | None:
         fields = self._stat(pid)

@@ -30,7 +30,10 @@ class GpuAskingOperator(BaseOperator):
     Know which GPUs a task needs.
 
     :param gpus: number of devices, all or none
-    :param memory: memory of each device, e.g. "8GiB"
+    :param memory: memory of each device, e.g. "8GiB"; of a shared device, what the task needs of it
+    :param shared: be content with a part of a device beside other tasks, as much of it as `memory` is
+    :param share: the least part of a shared device, above 0 and below 1, e.g. 0.25; `shared` goes without
+        saying
     :param model: GPU model or models that will do, e.g. "A100" or "A100|H100"; None: any
     :param min_tflops: compute asked of each device; weaker ones are a fallback unless `strict`
     :param strict: refuse devices weaker than `min_tflops`
@@ -52,6 +55,7 @@ class GpuAskingOperator(BaseOperator):
     template_fields: Sequence[str] = (
         "gpus",
         "memory",
+        "share",
         "model",
         "min_tflops",
         "cpu_cores",
@@ -68,6 +72,8 @@ class GpuAskingOperator(BaseOperator):
         *,
         gpus: int | str = 1,
         memory: str | None = None,
+        shared: bool = False,
+        share: float | str | None = None,
         model: str | Sequence[str] | None = None,
         min_tflops: float | str | None = None,
         strict: bool = False,
@@ -88,6 +94,8 @@ class GpuAskingOperator(BaseOperator):
         super().__init__(**kwargs)
         self.gpus = gpus
         self.memory = memory
+        self.shared = shared
+        self.share = share
         self.model = model
         self.min_tflops = min_tflops
         self.strict = strict
@@ -111,6 +119,8 @@ class GpuAskingOperator(BaseOperator):
         return build_request(
             gpus=self.gpus,
             memory=self.memory,
+            shared=self.shared,
+            share=self.share,
             model=self.model,
             min_tflops=self.min_tflops,
             strict=self.strict,

@@ -23,9 +23,11 @@ from airflow_gpu_provider.broker.units import parse_mib
 from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, InvalidRequest, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
+from airflow_gpu_provider.operators.device_environment import environment_of, memory_limit_mib
 from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.operators.run_history import RunHistory
 from airflow_gpu_provider.resizes import MoveBody, OfferView, ResizeAnswer, ResizeBody
+from airflow_gpu_provider.training.memory_limit import limit_torch_memory
 from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
 
 log = logging.getLogger(__name__)
@@ -66,16 +68,24 @@ class HeldLease:
 
     # -- for the work
     def environment(self) -> dict[str, str]:
-        """Return the environment in which only the leased devices are visible.
+        """Return the environment in which only the leased devices are visible, none if they are simulated.
 
-        Devices are named by UUID, since NVML and CUDA number them differently. Simulated devices are none
-        at all for CUDA: the work then runs on the CPU.
+        On a shared device it also tells the memory that the work may use.
         """
-        return _environment(self.lease_id, (*self.devices, *self.spares))
+        return environment_of(self.lease_id, (*self.devices, *self.spares))
 
     def torch_device(self) -> str:
         """Return the first leased device as torch names it here, "cpu" for a simulated one."""
         return "cpu" if self.devices[0].simulated else "cuda:0"
+
+    @property
+    def memory_limit_mib(self) -> int | None:
+        """The memory of its device that the work may use, the CUDA context included; None = all of it."""
+        return memory_limit_mib((*self.devices, *self.spares))
+
+    def limit_torch_memory(self) -> float | None:
+        """Keep PyTorch in this process to the leased part of a shared device; return the part, None = all."""
+        return limit_torch_memory(self.environment())
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost when the devices are no longer ours."""
@@ -113,7 +123,7 @@ class HeldLease:
         offer = answer.offer
         if offer is None:
             return None
-        environment = _environment(self.lease_id, (*offer.devices, *offer.spares))
+        environment = environment_of(self.lease_id, (*offer.devices, *offer.spares))
         return OfferedMove(offer, environment, lambda verb: self._answer(verb, offer.offer_id))
 
     def grow(self, gpus: int) -> tuple[DeviceView, ...]:
@@ -244,16 +254,6 @@ class HeldLease:
                 "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()
             )
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _environment(lease_id: str, devices: Iterable[DeviceView]) -> dict[str, str]:
-    real = ",".join(device.id for device in devices if not device.simulated)
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": real,
-        "NVIDIA_VISIBLE_DEVICES": real or "void",
-        "GPU_LEASE_ID": lease_id,
-    }
 
 
 def _die_with_parent(signal_number: int) -> None:

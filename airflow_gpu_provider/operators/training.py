@@ -117,7 +117,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             self.gpus, self.model, self.min_tflops = needs.gpu.count, needs.gpu.model, needs.gpu.min_flops
             self.cpu_cores, self.host_memory, self.value = needs.cpu_cores, needs.memory, asked.priority
         shape = self._shape(super().build_request().gpus)
-        self.spares = shape.spares * shape.devices_per_shard
+        # A shared device has no spares: a lost shard is started anew on its own part.
+        self.spares = 0 if self.shared or self.share else shape.spares * shape.devices_per_shard
         return super().build_request()
 
     def claim_body(self, context: Context) -> ClaimBody:

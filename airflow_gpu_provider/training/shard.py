@@ -52,6 +52,7 @@ def _train(plan: RunPlan, uid: str) -> int:
 
     from airflow_gpu_provider.training.context import TrainContext
     from airflow_gpu_provider.training.coordination import RunStore
+    from airflow_gpu_provider.training.memory_limit import limit_torch_memory
     from airflow_gpu_provider.training.pulse import Pulse
     from airflow_gpu_provider.training.randomness import seed_everything
     from airflow_gpu_provider.training.step_loop import Leaving
@@ -65,6 +66,7 @@ def _train(plan: RunPlan, uid: str) -> int:
     device = torch.device(os.environ[DEVICE_VARIABLE])
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        limit_torch_memory()
     telemetry = Telemetry(plan.paths.shard_telemetry(uid), uid)
     context = TrainContext(plan, uid, store, pulse, telemetry=telemetry, device=device)
     try:

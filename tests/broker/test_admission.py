@@ -111,3 +111,19 @@ def test_a_rejection_has_the_same_length_for_two_nodes_and_for_two_hundred() -> 
     assert few is not None
     assert many is not None
     assert abs(len(few.text) - len(many.text)) < 5
+
+
+def test_a_gang_is_never_made_of_slices() -> None:
+    slices = fleet_of(node("m", 7, "A100-MIG-1g.10gb"), node("v", 2, "V100"))
+    assert reject_reason(request(1, "A100-MIG-1g.10gb"), slices) is None
+    assert reject_reason(request(2), slices) is None
+    found = reject_reason(request(3), slices)
+    assert found is not None and found.code.value == "exceeds_fleet"
+    assert "has 2 whole one(s) of these, and its 7 MIG slice(s) serve tasks of one GPU each" in found.text
+    named = reject_reason(request(2, "A100-MIG-1g.10gb"), slices)
+    assert named is not None and "has 0 whole one(s) of these, and its 7 MIG slice(s)" in named.text
+
+
+def test_who_asks_for_a_model_does_not_get_a_slice_of_it() -> None:
+    found = reject_reason(request(1, "A100"), fleet_of(node("m", 7, "A100-MIG-1g.10gb")))
+    assert found is not None and "has 7 x A100-MIG-1g.10gb and none of that model" in found.text

@@ -40,6 +40,22 @@ def test_all_wishes_arrive_in_the_request() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wish", "milli"),
+    [
+        ({}, 1000),
+        ({"share": None}, 1000),
+        ({"share": ""}, 1000),
+        ({"shared": True}, 1),
+        ({"share": 0.25}, 250),
+        ({"share": "0.25", "shared": "True"}, 250),
+        ({"share": 0.0001}, 1),
+    ],
+)
+def test_a_share_is_by_memory_or_at_least_a_part(wish: dict[str, Any], milli: int) -> None:
+    assert build_request(memory="8GiB", **wish) == GpuRequest(memory_mib=8192, milli=milli)
+
+
 def test_rendered_templates_come_as_text_and_are_read() -> None:
     built = build_request(
         gpus="2", min_tflops="35", strict="True", cpu_cores="1.5", spares="1", max_runtime="60"

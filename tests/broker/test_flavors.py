@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model, extended, tflops
+from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model, extended, is_slice, tflops
 from airflow_gpu_provider.exceptions import InvalidRequest
 
 
@@ -33,6 +33,20 @@ def test_the_name_that_nvml_gives_is_shortened(nvml_name: str, model: str) -> No
 )
 def test_a_model_that_only_begins_like_a_known_one_stays_itself(name: str, kept: str) -> None:
     assert canonical_model(name) == kept
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+        "A100-SXM4-80GB-MIG-1g.10gb",
+        "A100 MIG 1G.10GB",
+        "A100-MIG-1g.10gb",
+    ],
+)
+def test_a_slice_is_a_model_of_its_own(name: str) -> None:
+    assert canonical_model(name) == "A100-MIG-1g.10gb"
+    assert is_slice(canonical_model(name)) and not is_slice(canonical_model("NVIDIA A100-SXM4-80GB"))
 
 
 def test_a_short_name_is_its_own_short_name() -> None:

@@ -21,6 +21,7 @@ class Part:
     used_mib: int = 1024
     busy: int = 37
     pids: tuple[int, ...] = ()
+    mps_pids: tuple[int, ...] = ()
     temperature: int = 41
     power_mw: int = 61_500
     ecc: int = 0
@@ -30,11 +31,12 @@ class Part:
     refuses: dict[str, int] = field(default_factory=dict)
 
 
-def slice_of(uuid: str, *, count: int, total_mib: int) -> Part:
+def slice_of(uuid: str, *, count: int, total_mib: int, name: str | None = None) -> Part:
     unsupported = dict.fromkeys(
         ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetMigMode"), 3
     )
-    return Part(uuid, total_mib=total_mib, slice_count=count, refuses=unsupported)
+    name = name or f"NVIDIA A100-SXM4-80GB MIG {count}g.{round(total_mib / 1024)}gb"
+    return Part(uuid, name, total_mib=total_mib, slice_count=count, refuses=unsupported)
 
 
 class FakeNvml(ModuleType):
@@ -97,7 +99,8 @@ class FakeNvml(ModuleType):
         return part.slices[index]
 
     def nvmlDeviceGetAttributes(self, part: Part) -> Any:
-        return SimpleNamespace(gpuInstanceSliceCount=part.slice_count)
+        self._refuse(part, "nvmlDeviceGetAttributes")
+        return SimpleNamespace(gpuInstanceSliceCount=part.slice_count, memorySizeMB=part.total_mib)
 
     def nvmlDeviceGetMemoryInfo(self, part: Part, version: int | None = None) -> Any:
         self._refuse(part, "nvmlDeviceGetMemoryInfo")
@@ -129,6 +132,10 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetComputeRunningProcesses(self, part: Part) -> list[Any]:
         self._refuse(part, "nvmlDeviceGetComputeRunningProcesses")
         return [SimpleNamespace(pid=pid, usedGpuMemory=MIB) for pid in part.pids]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, part: Part) -> list[Any]:
+        self._refuse(part, "nvmlDeviceGetMPSComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=MIB) for pid in part.mps_pids]
 
     def nvmlEventSetCreate(self) -> object:
         return object()

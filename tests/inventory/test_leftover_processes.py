@@ -30,6 +30,10 @@ mark = lease_mark('lease-late'); mark.__enter__(); print('up', flush=True); \
 sys.stdin.readline(); mark.__exit__(None, None, None); print('down', flush=True); sys.stdin.readline()"
 
 
+#: PR_SET_NAME: what the kernel shows of a program of that name
+MPS_SERVER = "import ctypes; ctypes.CDLL(None).prctl(15, b'nvidia-cuda-mps'); " + SLEEP
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a Python process that carries a lease, and wait until it runs."""
@@ -99,6 +103,12 @@ def test_who_shares_a_device_stays_when_another_lease_of_it_ends(start: Start) -
         assert outsiders(leftovers, stays.pid, overstays.pid, now=now) == (overstays.pid,)
     overstays.wait(5)
     assert is_alive(stays)
+
+
+def test_the_server_of_mps_is_no_outsider(start: Start) -> None:
+    server = start(None, MPS_SERVER)
+    first_line(server)
+    assert outsiders(Leftovers(), server.pid, now=0.0) == ()
 
 
 def test_a_process_that_got_its_lease_while_it_ran_shows_it_as_long_as_it_holds_it(start: Start) -> None:

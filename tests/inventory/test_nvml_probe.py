@@ -88,14 +88,29 @@ def test_an_old_driver_or_a_missing_right_is_no_fault_of_the_device(code: int) -
 
 
 def test_slices_are_the_leaves_of_a_split_board() -> None:
-    slices = [slice_of("MIG-a", count=3, total_mib=40_000), slice_of("MIG-b", count=1, total_mib=10_000)]
+    slices = [slice_of("MIG-a", count=3, total_mib=40_192), slice_of("MIG-b", count=1, total_mib=9_856)]
     devices = by_id(read(probe_of(FakeNvml(Part("GPU-split", slices=slices), Part("GPU-whole")))))
     assert set(devices) == {"MIG-a", "MIG-b", "GPU-whole"}
-    assert devices["MIG-a"].model == "A100"
+    assert [devices[name].model for name in ("MIG-a", "MIG-b")] == ["A100-MIG-3g.39gb", "A100-MIG-1g.10gb"]
+    assert devices["GPU-whole"].model == "A100"
+    assert [devices[name].share for name in ("MIG-a", "GPU-whole")] == [pytest.approx(3 / 7), 1.0]
     assert devices["MIG-a"].tflops == pytest.approx(35 * 3 / 7)
-    assert devices["MIG-b"].memory_mib == 10_000
+    assert devices["MIG-b"].memory_mib == 9_856
     assert devices["MIG-a"].utilisation is None and devices["MIG-a"].power_w is None
     assert devices["MIG-a"].temperature_c == 41
+
+
+def test_a_slice_that_does_not_say_its_profile_is_named_by_its_size() -> None:
+    nameless = slice_of("MIG-a", count=2, total_mib=19_968, name="NVIDIA A100-SXM4-80GB")
+    unknown = slice_of("MIG-b", count=2, total_mib=19_968, name="NVIDIA A100-SXM4-80GB")
+    unknown.refuses["nvmlDeviceGetAttributes"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    devices = by_id(read(probe_of(FakeNvml(Part("GPU-split", slices=[nameless, unknown])))))
+    assert [devices[name].model for name in ("MIG-a", "MIG-b")] == ["A100-MIG-2g.20gb", "A100-MIG-unknown"]
+
+
+def test_who_computes_through_mps_is_seen() -> None:
+    board = Part("GPU-1", pids=(10,), mps_pids=(11, 12))
+    assert by_id(read(probe_of(FakeNvml(board))))["GPU-1"].foreign_pids == (10, 11, 12)
 
 
 def test_a_split_board_without_slices_offers_nothing() -> None:
@@ -112,7 +127,7 @@ def test_a_removed_slice_is_forgotten() -> None:
 
 def test_all_devices_are_reported_when_one_is_leased() -> None:
     probe = probe_of(FakeNvml(*(Part(f"GPU-{n}") for n in range(8))))
-    (node,) = probe.read({"GPU-3": "lease-1"})
+    (node,) = probe.read({"GPU-3": frozenset({"lease-1"})})
     assert len(node.devices) == 8
 
 

@@ -36,6 +36,7 @@ def test_tasks_get_their_devices_and_give_them_back(
     assert "'devices': ['GPU-n1-" in run.output
     assert "'order': 'PCI_BUS_ID'" in run.output
     assert "SEEN retried 2" in run.output
+    assert "SEEN share {'milli': [200], 'limit': '8192', 'same': '8192'}" in run.output, "8 of 40 GiB"
     assert run.tasks["templated[0]"] == run.tasks["templated[1]"] == "success"
     assert "['GPU-n1-0', 'GPU-n1-1']" in run.output, "a template renders to a number"
     assert broker.repository.live_leases() == []
@@ -89,6 +90,25 @@ def test_wrong_numbers_of_devices_are_refused_when_the_dag_is_read(gpus: Any) ->
 def test_wrong_memory_is_refused_when_the_dag_is_read() -> None:
     with pytest.raises(InvalidRequest, match="8GiB"):
         GpuLeasedOperator(task_id="t", memory="8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"shared": True}, "how much"),
+        ({"share": 25}, "share=0.25"),
+        ({"share": 0}, "more than 0"),
+        ({"share": "half"}, "not a number"),
+        ({"shared": "perhaps"}, "neither True nor False"),
+        ({"shared": True, "memory": "8GiB", "gpus": 2}, "several tasks of gpus=1"),
+        ({"share": 0.5, "spares": 1}, "leave spares out"),
+        ({"share": 0.5, "strict": True, "min_tflops": 10}, "leave strict out"),
+        ({"shared": True, "memory": "100MiB"}, "512MiB or more"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_when_the_dag_is_read(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        GpuLeasedOperator(task_id="t", **arguments)
 
 
 def test_a_template_is_checked_when_it_is_rendered() -> None:

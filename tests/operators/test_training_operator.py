@@ -54,6 +54,11 @@ def test_without_a_request_each_gpu_is_a_shard() -> None:
     assert operator(gpus=4, redundancy=0).build_request().spares == 0
 
 
+def test_a_training_on_a_share_has_no_spare_device() -> None:
+    request = operator(memory="8GiB", shared=True).build_request()
+    assert (request.gpus, request.milli, request.memory_mib, request.spares) == (1, 1, 8192, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

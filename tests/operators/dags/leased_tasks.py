@@ -31,6 +31,15 @@ def leased_tasks() -> None:
             "order": os.environ["CUDA_DEVICE_ORDER"],
         }
 
+    @task.gpu(memory="8GiB", shared=True)
+    def shares(gpu_lease=None) -> dict[str, object]:
+        gpu_lease.limit_torch_memory()
+        return {
+            "milli": [device.milli for device in gpu_lease.devices],
+            "limit": os.environ["GPU_MEMORY_LIMIT_MIB"],
+            "same": str(gpu_lease.memory_limit_mib),
+        }
+
     @task
     def print_it(value: object, name: str) -> None:
         # What a mapped task returned arrives as a lazy sequence.
@@ -50,7 +59,8 @@ def leased_tasks() -> None:
     seen = print_it(environment(), "environment")
     retried = print_it.override(task_id="print_retried")(fails_once(), "retried")
     say = print_it.override(task_id="print_templated")(templated.output, "templated")
-    seen >> retried >> say >> [too_many, unknown, impatient]
+    part = print_it.override(task_id="print_share")(shares(), "share")
+    seen >> part >> retried >> say >> [too_many, unknown, impatient]
 
 
 leased_tasks()
