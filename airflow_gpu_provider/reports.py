@@ -10,7 +10,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from airflow_gpu_provider.wire import MOST, MOST_GPUS, MOST_MIB, Body, Name, no_nul
+from airflow_gpu_provider.wire import MOST, MOST_GPUS, MOST_MIB, Artifact, Body, Name, no_nul
+
+MOST_ARTIFACTS = 10_000
 
 
 class DeviceReport(Body):
@@ -42,6 +44,8 @@ class NodeReport(Body):
     labels: dict[str, str] = Field(default_factory=dict)
     devices: tuple[DeviceReport, ...] = ()
     agent_version: str = ""
+    #: pretrained models and data sets on its disk, by path or digest; None = as told before
+    artifacts: tuple[Artifact, ...] | None = Field(default=None, max_length=MOST_ARTIFACTS)
 
 
 class ReportBody(Body):

@@ -50,6 +50,7 @@ class NodeRow(BaseModel):
     state: str  #: ready | drained | stale
     why: str | None = None
     report_age_s: float
+    artifacts: list[str] = []
     devices: list[DeviceRow]
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.flavors import tflops
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
 from airflow_gpu_provider.exceptions import InvalidRequest
@@ -68,6 +69,7 @@ def fleet_of_nodes(rows: Sequence[NodeRow]) -> Fleet:
                 cpu_cores=row.cpu_cores,
                 memory_mib=row.memory_mib,
                 unavailable=None if row.state == "ready" else row.why or row.state,
+                artifacts=artifact_names(row.artifacts),
                 devices=tuple(
                     Device(
                         id=DeviceId(device.id),

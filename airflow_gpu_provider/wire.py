@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 
 API_PREFIX = "/gpu"
@@ -100,7 +101,7 @@ class RequestBody(Body):
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""
-        sets = {"models": frozenset(self.models), "artifacts": frozenset(self.artifacts)}
+        sets = {"models": frozenset(self.models), "artifacts": artifact_names(self.artifacts)}
         return GpuRequest(**{**dict(self), **sets})
 
     @classmethod

@@ -7,7 +7,6 @@ found makes a claim wait, never rejects it: artifacts can be brought. The next s
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +27,6 @@ class AffinityPolicy:
     """How much nearness counts."""
 
     weight: float = 0.25  #: match degree that a node loses which lacks all artifacts
-
-
-def artifact_name(text: str) -> str:
-    """Return the one way to write a path ("/data/models//gpt2/" is "/data/models/gpt2"); digests stay."""
-    return posixpath.normpath(text) if text.startswith("/") else text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from airflow_gpu_provider.broker.artifact_affinity import artifact_name
+from airflow_gpu_provider.broker.artifact_names import artifact_name
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 from airflow_gpu_provider.broker.units import parse_mib

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused
+from airflow_gpu_provider.inventory.artifacts import ArtifactShelf
 from airflow_gpu_provider.inventory.leftovers import Leftovers
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases, Probe
 from airflow_gpu_provider.reports import ReportAnswer, ReportBody
@@ -39,6 +40,7 @@ class Agent:
         interval_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         leftovers: Leftovers | None = None,
+        shelf: ArtifactShelf | None = None,
     ) -> None:
         """Without ``interval_s`` the broker's answer sets the pace, starting at once a second."""
         self._probe = probe
@@ -47,6 +49,7 @@ class Agent:
         self._interval_s = interval_s or 1.0
         self._clock = clock
         self._leftovers = leftovers or Leftovers()
+        self._shelf = shelf or ArtifactShelf()
         self._leases: Leases = NO_LEASES
         self._failures = 0
         self._down_since = 0.0
@@ -55,13 +58,13 @@ class Agent:
     def measure(self) -> ReportBody:
         """Return what would be reported now; ends leftovers of ended leases."""
         nodes = self._leftovers.strike_out_holders(self._probe.read(self._leases), self._clock())
-        return ReportBody(
-            nodes=tuple(node.model_copy(update={"agent_version": __version__}) for node in nodes)
-        )
+        more = {"agent_version": __version__, "artifacts": self._shelf.news(self._clock())}
+        return ReportBody(nodes=tuple(node.model_copy(update=more) for node in nodes))
 
     def step(self) -> ReportAnswer:
         """Measure and report once; raises what the transport raises."""
         answer = self._report(self.measure())
+        self._shelf.told()
         leases: dict[str, frozenset[str]] = {}
         for device in answer.leased:
             leases[device.id] = leases.get(device.id, frozenset()) | {device.lease_id}

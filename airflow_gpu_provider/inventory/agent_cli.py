@@ -19,6 +19,7 @@ from pathlib import Path
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.agent import Agent
+from airflow_gpu_provider.inventory.artifacts import ArtifactShelf
 from airflow_gpu_provider.inventory.probe import Probe
 from airflow_gpu_provider.inventory.reporter import HttpReporter, TokenSource
 from airflow_gpu_provider.reports import ReportAnswer, ReportBody
@@ -60,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--simulated", metavar="FLEET", help="simulate devices: 2xA100-80GB,2xV100-32GB, or 64x(8xA100); "
         "'auto' = only where there are no real ones")  # fmt: skip
     add("--faults", type=Path, help="JSON file of faults of simulated devices; read again when it changes")
+    add("--artifacts", action="append", default=[], metavar="PATH", help="folder of pretrained models or "
+        "data sets, or a pattern that matches them; may be given several times")  # fmt: skip
     add("--interval", type=_seconds, help="seconds between reports; default: what the broker wants, 1.0")
     add("--once", action="store_true", help="report once and exit")
     add("--print", action="store_true", help="also print each report as JSON; needs no --url")
@@ -113,7 +116,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     # --print is for programs: its output must stay JSON
     print(announcement, file=sys.stderr if options.print else sys.stdout, flush=True)
-    agent = Agent(probe, report, interval_s=options.interval)
+    agent = Agent(probe, report, interval_s=options.interval, shelf=ArtifactShelf(options.artifacts))
     if options.once:
         agent.step()
     else:

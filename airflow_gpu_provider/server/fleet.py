@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.store.nodes import StoredNode
@@ -142,8 +143,10 @@ class FleetMirror:
     _devices: Mapping[str, tuple[DeviceReport, NodeReport]] = {}
 
     def _take(self, stored: StoredNode) -> _Known:
-        report = stored.report
-        known, facts = self._known.get(report.name), _facts(report)
+        known = self._known.get(stored.report.name)
+        if stored.report.artifacts is None and known is not None:
+            stored = _with_artifacts(stored, known.stored.report.artifacts)
+        report, facts = stored.report, _facts(stored.report)
         self._own(report)
         if known is not None and known.facts == facts and not known.is_stale:
             known.stored = stored
@@ -177,6 +180,13 @@ def _has(report: NodeReport, device_id: str) -> bool:
     return any(device.id == device_id for device in report.devices)
 
 
+def _with_artifacts(stored: StoredNode, artifacts: tuple[str, ...] | None) -> StoredNode:
+    """Return a report that does not name its artifacts with those that are known of the node."""
+    if not artifacts:
+        return stored
+    return StoredNode(stored.report.model_copy(update={"artifacts": artifacts}), stored.reported_at)
+
+
 def _seconds(earlier: datetime, stored: StoredNode) -> float:
     return (stored.reported_at - earlier).total_seconds()
 
@@ -190,6 +200,7 @@ def _to_node(report: NodeReport) -> Node:
         devices=tuple(_to_device(device, report.name) for device in report.devices),
         load=report.load,
         labels=report.labels,
+        artifacts=artifact_names(report.artifacts or ()),
     )
 
 
@@ -225,5 +236,6 @@ def _facts(report: NodeReport) -> tuple[object, ...]:
         report.memory_mib,
         tuple(sorted(report.labels.items())),
         None if report.load is None else round(report.load, 1),
+        report.artifacts or (),
         tuple((d.id, d.model, d.memory_mib, d.tflops, unavailable_reason(d)) for d in report.devices),
     )

@@ -129,6 +129,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
                 state="stale" if stale else "drained" if drain else "ready",
                 why="; ".join(why for why in (drain, stale) if why) or None,
                 report_age_s=round((now - stored.reported_at).total_seconds(), 1),
+                artifacts=list(report.artifacts or ()),
                 devices=[
                     _device_row(
                         device,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.broker.artifact_affinity import Nearness, absent_reason, artifact_name, lacking
+from airflow_gpu_provider.broker.artifact_affinity import Nearness, absent_reason, lacking
+from airflow_gpu_provider.broker.artifact_names import artifact_name
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import (
     Claim,

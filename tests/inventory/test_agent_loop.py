@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused
 from airflow_gpu_provider.inventory.agent import MAX_BACKOFF_S, Agent
+from airflow_gpu_provider.inventory.artifacts import ArtifactShelf
 from airflow_gpu_provider.inventory.fleet_spec import parse_fleet
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.simulated import SimulatedProbe, simulated_id
@@ -86,6 +88,16 @@ def test_the_brokers_pace_is_followed_unless_one_was_given() -> None:
         world.answer = lambda _step: ReportAnswer(report_interval_s=2.5)
         agent_in(world, interval_s=interval_s).run(world.wait)
         assert world.gaps() == [gap] * 3
+
+
+def test_artifacts_are_told_once_and_again_after_an_outage(tmp_path: Path) -> None:
+    (tmp_path / "gpt2").write_text("weights")
+    world = World(report_s=0.0, steps=6)
+    world.answer = down(1, 2)
+    probe = SimulatedProbe(parse_fleet("2xA100", base_name="host"), host_name="host")
+    Agent(probe, world.report, clock=world.clock, shelf=ArtifactShelf([str(tmp_path)])).run(world.wait)
+    told = [body.nodes[0].artifacts for body in world.bodies]
+    assert told == [(str(tmp_path / "gpt2"),)] * 3 + [None] * 3
 
 
 def test_the_next_report_knows_the_leases_of_the_last_answer() -> None:

@@ -70,6 +70,23 @@ def test_what_another_replica_stored_counts_where_it_is_newer() -> None:
     assert {n.name: len(n.devices) for n in fleet.fleet(after(6)).nodes} == {"n1": 2, "n2": 3}
 
 
+def test_artifacts_stay_known_until_the_agent_names_others() -> None:
+    fleet, bare = mirror(), report()
+    fleet.fold([bare.model_copy(update={"artifacts": ("/data//gpt2/", "sha256:ab")})], NOW)
+    known = frozenset({"/data/gpt2", "sha256:ab"})
+    assert fleet.fleet(NOW).nodes[0].artifacts == known, "a path is written in one way"
+    assert not fleet.fold([bare], after(1)), "they are told once a minute only"
+    assert not fleet.fold([with_utilisation(bare, 0.9)], after(2))
+    assert fleet.fleet(after(2)).nodes[0].artifacts == known
+    (stored,) = fleet.stored()
+    assert stored.report.artifacts == ("/data//gpt2/", "sha256:ab"), "other replicas must hear of them"
+    other = mirror()
+    other.merge([stored])
+    assert not other.fold([bare], after(3)) and other.fleet(after(3)).nodes[0].artifacts == known
+    assert fleet.fold([bare.model_copy(update={"artifacts": ()})], after(4))
+    assert fleet.fleet(after(4)).nodes[0].artifacts == frozenset()
+
+
 def test_a_device_used_by_outsiders_is_not_offered_and_names_them() -> None:
     node = report()
     taken = node.devices[0].model_copy(update={"foreign_pids": (4242,)})
