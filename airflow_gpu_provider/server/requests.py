@@ -23,7 +23,8 @@ from airflow_gpu_provider.server.changes import (
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.history import FinishedRun, finished_run
 from airflow_gpu_provider.store.rows import new_claim_row
-from airflow_gpu_provider.store.turns import Overtaken, PassedOn
+from airflow_gpu_provider.store.tries import PassedOn, may_pass_on
+from airflow_gpu_provider.store.turns import Overtaken
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, dr
             continue
         devices = (*held.devices, *held.spares)
         lives = held.expires_at > draft.turn.now  # else this very turn ends it
-        fits = old.request == new.body.request and set(devices) <= request.usable
+        fits = may_pass_on(old.request, devices, new.body.request, request.usable)
         if not passed_on and lives and fits:
             passed_on = True
             draft.turn.passed_on.append(PassedOn(held.lease_id, old.claim_id, new.claim_id, held.epoch + 1))

@@ -19,7 +19,6 @@ from sqlalchemy import (
     Row,
     and_,
     delete,
-    false,
     func,
     insert,
     select,
@@ -28,7 +27,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
-from airflow_gpu_provider.store.changes import withdraw_offers
 from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
@@ -43,7 +41,8 @@ from airflow_gpu_provider.store.rows import (
 )
 from airflow_gpu_provider.store.script import StepByStep
 from airflow_gpu_provider.store.tables import claim, lease, lease_device, run
-from airflow_gpu_provider.store.turns import note_event
+from airflow_gpu_provider.store.tries import PassedOn, failed_devices, may_pass_on, pass_on
+from airflow_gpu_provider.store.turns import Overtaken, note_event
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
 
 
@@ -77,7 +76,8 @@ class Repository:
             # A run that was deleted and made again under the same id: the old claim is not this task's.
             connection.execute(delete(claim).where(claim.c.id == known.id))
         claim_id = str(uuid.uuid4())
-        excluded = _failed_before(connection, body.key)
+        task = (body.key.dag_id, body.key.run_id, body.key.task_id, body.key.map_index)
+        excluded = failed_devices(connection, [task]).get(task, set())
         connection.execute(insert(claim).values(new_claim_row(claim_id, body, excluded, now)))
         self._supersede(connection, body, claim_id, now, usable)
         note_event(connection, claim_id)
@@ -96,31 +96,20 @@ class Repository:
         for row in withdrawn.all():
             note_event(connection, row.id)
         live = connection.execute(
-            select(lease.c.id, lease.c.claim_id, lease.c.request.label("resized"), claim.c.request)
+            select(lease, claim.c.request.label("asked"))
             .join(claim, claim.c.id == lease.c.claim_id)
             .where(earlier, lease.c.ended_at.is_(None), lease.c.expires_at > now)
+            .with_for_update(of=lease)
         ).all()
-        wanted = body.request.model_dump(mode="json")
         passed_on = False
-        for row in live:
-            devices = connection.scalars(
-                select(lease_device.c.device_id).where(
-                    lease_device.c.lease_id == row.id,
-                    lease_device.c.ended_at.is_(None),
-                    lease_device.c.is_offered == false(),
-                )
-            ).all()
-            if not passed_on and (row.resized or row.request) == wanted and all(d in usable for d in devices):
-                connection.execute(
-                    update(lease)
-                    .where(lease.c.id == row.id)
-                    .values(claim_id=claim_id, epoch=lease.c.epoch + 1, collected_at=None)
-                )
-                withdraw_offers(StepByStep(connection), [row.id])
-                _set_state(connection, row.claim_id, ClaimState.ENDED, now)
-                connection.execute(
-                    update(claim).where(claim.c.id == claim_id).values(state=ClaimState.GRANTED.value)
-                )
+        for held in with_devices(connection, live):
+            row, devices = held.row, (*held.devices, *held.spares)
+            request = RequestBody.model_validate(row.request or row.asked)
+            if not passed_on and may_pass_on(request, devices, body.request, usable):
+                passed = PassedOn(row.id, row.claim_id, claim_id, row.epoch + 1)
+                pass_on(StepByStep(connection), passed, now, Overtaken(f"lease {row.id} ended meanwhile"))
+                granted = update(claim).where(claim.c.id == claim_id)
+                connection.execute(granted.values(state=ClaimState.GRANTED.value))
                 passed_on = True
             else:
                 end_lease(connection, row.id, now=now, reason="superseded")
@@ -269,17 +258,6 @@ def _same_task(key: TaskKey) -> ColumnElement[bool]:
 
 def _same_try(key: TaskKey) -> ColumnElement[bool]:
     return and_(_same_task(key), claim.c.try_number == key.try_number)
-
-
-def _set_state(connection: Connection, claim_id: str, state: ClaimState, now: datetime) -> None:
-    connection.execute(update(claim).where(claim.c.id == claim_id).values(state=state.value, ended_at=now))
-
-
-def _failed_before(connection: Connection, key: TaskKey) -> list[str]:
-    rows = connection.scalars(
-        select(lease.c.failed_devices).join(claim, claim.c.id == lease.c.claim_id).where(_same_task(key))
-    )
-    return sorted({device for devices in rows for device in devices or ()})
 
 
 def why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:

@@ -17,13 +17,14 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tuple_, update
 
 from airflow_gpu_provider.broker.model import GpuRequest
-from airflow_gpu_provider.store.changes import Changes, change_all, withdraw_offers
+from airflow_gpu_provider.store.changes import Changes, change_all
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.history import FinishedRun, add_runs
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
 from airflow_gpu_provider.store.script import Script, Scripts, one_of
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
+from airflow_gpu_provider.store.tries import PassedOn, Task, failed_devices, pass_on
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
 
@@ -41,16 +42,6 @@ class Grant:
     expires_at: datetime
     collected_at: datetime | None
     devices: tuple[dict[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PassedOn:
-    """A lease that a later try of the same task takes over, under a new epoch."""
-
-    lease_id: str
-    old_claim_id: str
-    new_claim_id: str
-    epoch: int
 
 
 @dataclass(slots=True)
@@ -155,19 +146,10 @@ class TurnStore:
             rows = connection.execute(select(claim.c.id, *columns).where(tuple_(*columns).in_(list(keys))))
             return {tuple(row[1:]): str(row[0]) for row in rows}
 
-    def failed_devices(self, tasks: Sequence[tuple[str, str, str, int]]) -> dict[tuple[Any, ...], set[str]]:
+    def failed_devices(self, tasks: Sequence[Task]) -> dict[Task, set[str]]:
         """Return the devices on which earlier tries of these tasks failed."""
-        columns = (claim.c.dag_id, claim.c.run_id, claim.c.task_id, claim.c.map_index)
-        failed: dict[tuple[Any, ...], set[str]] = {}
         with self._engine.connect() as connection:
-            rows = connection.execute(
-                select(lease.c.failed_devices, *columns)
-                .join(claim, claim.c.id == lease.c.claim_id)
-                .where(tuple_(*columns).in_(list(tasks)), lease.c.failed_devices.is_not(None))
-            )
-            for devices, *key in rows:
-                failed.setdefault(tuple(key), set()).update(devices or ())
-        return failed
+            return failed_devices(connection, tasks)
 
     def note_waiting(self, rows: Sequence[dict[str, Any]]) -> None:
         """Write reasons (keys: key, code, text, position, expected_at) of claims that still wait."""
@@ -197,10 +179,7 @@ def _add_claims(script: Script, turn: Turn) -> None:
 def _pass_on(script: Script, turn: Turn) -> None:
     for passed in turn.passed_on:
         ended = Overtaken(f"lease {passed.lease_id} ended before its task's next try took it over")
-        values = {"key": passed.lease_id, "to": passed.new_claim_id, "number": passed.epoch}
-        script.require(_PASS_ON, 1, ended, **values)
-        withdraw_offers(script, [passed.lease_id])
-        close_claims(script, [passed.old_claim_id], ClaimState.ENDED, "superseded", turn.now)
+        pass_on(script, passed, turn.now, ended)
 
 
 def _expire(script: Script, turn: Turn) -> None:
@@ -257,11 +236,6 @@ def _moment(item: tuple[str, datetime]) -> datetime:
 
 
 _FORGET = delete(claim).where(one_of(claim.c.id, "ids"))
-_PASS_ON = (
-    update(lease)
-    .where(lease.c.id == bindparam("key"), lease.c.ended_at.is_(None))
-    .values(claim_id=bindparam("to"), epoch=bindparam("number"), collected_at=None)
-)
 _EXPIRE = (
     update(lease)
     .where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None), lease.c.expires_at <= bindparam("now"))

@@ -15,7 +15,8 @@ from airflow_gpu_provider.store.leadership import Term
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.rows import StoredLease
 from airflow_gpu_provider.store.tables import offer
-from airflow_gpu_provider.store.turns import Overtaken, PassedOn, Turn, TurnStore
+from airflow_gpu_provider.store.tries import PassedOn
+from airflow_gpu_provider.store.turns import Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ReleaseBody
 
 from .conftest import NOW, body, lease_id_of

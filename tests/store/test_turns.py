@@ -12,7 +12,8 @@ from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.tables import claim, lease
-from airflow_gpu_provider.store.turns import Overtaken, PassedOn, Turn, TurnStore
+from airflow_gpu_provider.store.tries import PassedOn
+from airflow_gpu_provider.store.turns import Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ReleaseBody
 
 from .conftest import NOW, body, granting, lease_id_of
