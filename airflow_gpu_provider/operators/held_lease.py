@@ -133,6 +133,11 @@ class HeldLease:
             raise InvalidRequest(
                 f"grow({gpus}) of a lease of {len(before)} devices: give_back(...) names those to give back"
             )
+        if gpus > 1 and self.memory_limit_mib is not None:
+            raise InvalidRequest(
+                f"grow({gpus}) of a share: a gang is made of whole devices; ask for a larger share by "
+                "resize(memory=...), or leave shared out"
+            )
         self._resize(gpus=gpus)
         return tuple(device for device in self.devices if device.id not in before)
 
@@ -155,11 +160,14 @@ class HeldLease:
 
     def _become(self, answer: ResizeAnswer) -> ResizeAnswer:
         """Be what the broker answered, for this process and for those it starts from now on."""
-        view = answer.lease
+        view, before = answer.lease, set(self.environment())
         self.devices, self.spares = tuple(view.devices), tuple(view.spares)
         self.match_degree = view.match_degree
         if self._renewer.is_alive() and not self._ended.is_set():
-            os.environ.update(self.environment())
+            after = self.environment()
+            for name in before - after.keys():  # a share that became the whole device has no limit
+                os.environ.pop(name, None)
+            os.environ.update(after)
         return answer
 
     # -- for the operator

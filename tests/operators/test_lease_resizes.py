@@ -153,3 +153,22 @@ def test_the_environment_of_before_comes_back_after_the_work(broker: Broker, hoo
         lease.grow(2)
         assert os.environ["CUDA_VISIBLE_DEVICES"].count("GPU-") == 2
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+
+
+def test_a_share_grows_to_the_whole_device_and_its_processes_hear_of_it(
+    broker: Broker, hook: GpuBrokerHook
+) -> None:
+    key = TaskKey(dag_id="d", run_id="r", task_id="share")
+    asked = RequestBody(gpus=1, memory_mib=8192, milli=200)
+    view = hook.submit(ClaimBody(key=key, request=asked), wait_s=5)
+    assert view.lease is not None
+    with HeldLease(view.lease, hook).working() as lease:
+        assert (lease.memory_limit_mib, os.environ["GPU_MEMORY_LIMIT_MIB"]) == (8192, "8192")
+        assert lease.resize(memory="16GiB") is None
+        assert (lease.memory_limit_mib, os.environ["GPU_MEMORY_LIMIT_MIB"]) == (16_384, "16384")
+        with pytest.raises(InvalidRequest, match="made of whole devices"):
+            lease.grow(2)
+        assert lease.resize(memory="40GiB") is None
+        assert lease.memory_limit_mib is None
+        assert "GPU_MEMORY_LIMIT_MIB" not in os.environ
+    assert "GPU_MEMORY_LIMIT_MIB" not in os.environ
