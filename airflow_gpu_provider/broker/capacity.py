@@ -183,6 +183,16 @@ class Capacity:
         self._sum_kinds()
         self.changed.update(nodes)
 
+    def validate(self, parts: Iterable[Part], *, max_load: float) -> None:
+        """Raise `AssertionError` when this is not what these parts leave."""
+        fresh = Capacity.idle(self.layout, max_load=max_load)
+        fresh.take_all(parts)
+        for name in ("open", "milli", "cpu", "memory"):
+            if (getattr(fresh, name) != getattr(self, name)).any():
+                raise AssertionError(f"{name} is not what the leases leave")
+        if fresh.free_of_kind != self.free_of_kind:
+            raise AssertionError("the sums by kind are not those of the devices")
+
     def _sum_kinds(self) -> None:
         layout = self.layout
         sums = np.bincount(layout.kind_of, self.milli.sum(axis=1), minlength=len(layout.kinds))

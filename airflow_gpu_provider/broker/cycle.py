@@ -8,12 +8,14 @@ what `engine.Engine`, which keeps its state between turns, is measured against.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
+from airflow_gpu_provider.broker.classes import Classing
 from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
@@ -22,48 +24,79 @@ from airflow_gpu_provider.broker.model import (
     CyclePolicy,
     Decisions,
     Lease,
+    LeaseId,
+    Placement,
     Rejection,
     Snapshot,
 )
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.queue import Holds, Walk, class_of, ordered
+from airflow_gpu_provider.broker.queue import Holds, Walk
+from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
+from airflow_gpu_provider.broker.rank import Rank, ordered, rank
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import World, standings
 
 
-def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy) -> Decisions:
+def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quotas = NO_QUOTAS) -> Decisions:
     """Return what to write: ended leases, rejections, placements, and where the waiting claims stand."""
     live = [lease for lease in snapshot.leases if lease.expires_at > now]
     expired = tuple(lease.id for lease in snapshot.leases if lease.expires_at <= now)
     claims = _without_lease(snapshot.claims, live)
     if not claims:
         return Decisions(expired=expired)
-    layout = Layout.of(snapshot.fleet)
-    rejections, admitted = _admit(layout, claims)
+    layout, share = Layout.of(snapshot.fleet), FairShare(quotas, snapshot.fleet, live)
+    rejections, admitted = _admit(layout, share, claims)
     parts = [part_of_lease(layout, lease) for lease in live]
     capacity = Capacity.idle(layout, max_load=policy.max_load)
     capacity.take_all(parts)
+    classing = Classing(share.is_on)
     asked = snapshot.recent or [*(lease.request for lease in live), *(claim.request for claim in admitted)]
+    asked = [classing.request(request) for request in asked]
     speeds = SpeedCosts(layout.kinds)
     speeds.renew(asked)
     placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band, speeds=speeds)
     outlook = Outlook(layout, max_load=policy.max_load)
     endings = promised(live, parts, now)
-    queue = ordered(admitted, now, policy)
+    queue = [(rank(claim, now, policy), claim) for claim in ordered(admitted, now, policy)]
     keeping = Keeping(policy.reservation_notice, snapshot.reservations, snapshot.kept)
     keeping.renew(now, snapshot.fleet, live, ())
-    walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings))
-    keys = ((claim, keeping.key_for(claim, class_of(claim), now)) for claim in queue)
-    begun = {claim.id: claim.request for claim, key in keys if walk.visit(claim, key)}
+    walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings), share)
+    keys = ((c, keeping.key_for(c, classing.key(c), now)) for c in _one_by_one(queue, share))
+    begun = {claim.id: claim for claim, key in keys if walk.visit(claim, key)}
     placed = walk.end()
-    endings += [
-        (seconds, part)
-        for placement, part in placed
-        if (seconds := begun[placement.claim_id].max_runtime_s) is not None
-    ]
-    still = (claim for claim in queue if claim.id not in begun)
-    waiting = standings(still, World(capacity, placer, outlook, keeping, now), endings)
+    for placement, part in placed:
+        claim = begun[placement.claim_id]
+        if claim.request.max_runtime_s is not None:
+            endings.append((claim.request.max_runtime_s, part))
+        share.hold(_lease(placement, claim, now))
+    still = [each for each in queue if each[1].id not in begun]
+    world = World(capacity, placer, outlook, share, classing, keeping, now)
+    granted_in_turn = _one_by_one(still, share, count=share.count)
+    waiting = standings(granted_in_turn, _one_by_one(still, share), world, endings)
     return Decisions(tuple(placement for placement, _ in placed), rejections, waiting, expired)
+
+
+def _one_by_one(
+    queue: Iterable[tuple[Rank, Claim]], share: FairShare, *, count: Callable[[Claim], None] | None = None
+) -> Iterator[Claim]:
+    """Yield claims that are in the order of their ranks; with quotas the best placed each time anew."""
+    left = list(queue)
+    if not share.is_on:
+        yield from (claim for _, claim in left)
+        return
+    while left:
+        best = min(left, key=lambda each: share.place(each[1], each[0]))
+        left.remove(best)
+        yield best[1]
+        if count is not None:
+            count(best[1])
+    if count is not None:
+        share.assume_nothing()
+
+
+def _lease(placement: Placement, claim: Claim, now: datetime) -> Lease:
+    devices, shares = placement.devices + placement.spares, placement.shares
+    return Lease(LeaseId(claim.id), claim.id, devices, claim.request, now, now, shares, claim)
 
 
 def promised(live: Iterable[Lease], parts: Iterable[Part], now: datetime) -> list[tuple[float, Part]]:
@@ -81,12 +114,14 @@ def _without_lease(claims: Iterable[Claim], live: Iterable[Lease]) -> list[Claim
     return [claim for claim in claims if claim.id not in served]
 
 
-def _admit(layout: Layout, claims: Iterable[Claim]) -> tuple[tuple[Rejection, ...], list[Claim]]:
+def _admit(
+    layout: Layout, share: FairShare, claims: Iterable[Claim]
+) -> tuple[tuple[Rejection, ...], list[Claim]]:
     admission = Admission(layout)
     rejections: list[Rejection] = []
     admitted: list[Claim] = []
     for claim in claims:
-        reason = admission.reject_reason(claim.request, claim.excluded)
+        reason = admission.reject_reason(claim.request, claim.excluded) or share.never_reason(claim)
         if reason is None:
             admitted.append(claim)
         else:

@@ -10,16 +10,17 @@ store, no chance. The next step is the transaction of the server's leader.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from heapq import heapify, heappop, heappush
-from itertools import islice
 
 import numpy as np
 
 from airflow_gpu_provider.broker.admission import Admission
 from airflow_gpu_provider.broker.capacity import Capacity, Part
+from airflow_gpu_provider.broker.classes import Classing, ClassKey
 from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.fleet_changes import changed_nodes
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.holdings import Holdings
@@ -42,7 +43,9 @@ from airflow_gpu_provider.broker.model import (
 from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.queue import Holds, Rank, Walk, class_of, rank
+from airflow_gpu_provider.broker.queue import Holds, Walk
+from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
+from airflow_gpu_provider.broker.rank import rank
 from airflow_gpu_provider.broker.regions import Regions
 from airflow_gpu_provider.broker.reservation import Reservation
 from airflow_gpu_provider.broker.resizing import Resizing
@@ -69,12 +72,15 @@ class Engine:
         learned: Mapping[str, Speeds] | None = None,
         offers: Iterable[Offer] = (),
         keeping: Keeping | None = None,
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
         leases, claims = list(leases), list(claims)
         self._policy = policy
+        self._quotas = quotas
         self._learned = dict(learned or {})
+        self._classing = Classing(bool(quotas.by_team), frozenset(self._learned))
         asked = list(recent) or [*(lease.request for lease in leases), *(claim.request for claim in claims)]
-        self._stream = Stream(asked)
+        self._stream = Stream(map(self._classing.request, asked))
         self._new: dict[ClaimId, Claim] = {}
         self._pending = Pending()
         #: placed by a turn, not yet answered
@@ -107,7 +113,7 @@ class Engine:
         if claim.id in self._pending or claim.id in self._new or self._holdings.serves(claim.id):
             return
         self._new[claim.id] = claim
-        self._stream.add(claim.request)
+        self._stream.add(self._classing.request(claim.request))
 
     def withdraw(self, claim_id: ClaimId) -> None:
         """Forget a claim that waits; unknown ones change nothing."""
@@ -150,6 +156,9 @@ class Engine:
     def learn(self, learned: Mapping[str, Speeds]) -> None:
         """Take what was measured of each class of tasks (`throughput.ThroughputTable`) instead of before."""
         self._learned = dict(learned)
+        if self._classing.learned != learned.keys():
+            self._classing = replace(self._classing, learned=frozenset(learned))
+            self._requeue()  # other claims are alike now
         self._placer.learn(self._speed_costs())
 
     # -- decisions
@@ -164,7 +173,7 @@ class Engine:
         if self.keeping.is_due(now):
             self._keep(now)
         rejections = self._take_in(now) if self._new else ()
-        placements = self._place(now) if self._dirty else ()
+        placements = self._place(now) if self._dirty or self._share.has_moved else ()
         return Decisions(placements, rejections, (), expired, lapsed)
 
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
@@ -174,9 +183,11 @@ class Engine:
         """
         if self._told is not None and abs((now - self._told[0]).total_seconds()) < _STANDING_S:
             return self._told[1][:limit]
-        endings = self._holdings.endings(now)
-        world = World(self._capacity, self._placer, self._outlook, self.keeping, now)
-        found = standings(islice(self._pending.ordered(), limit), world, endings)
+        judges = self._share, self._classing, self.keeping
+        world = World(self._capacity, self._placer, self._outlook, *judges, now)
+        heads = (each.first for each in self._pending.heads(self._share))
+        claims = self._pending.ordered(self._share, limit)
+        found = standings(claims, heads, world, self._holdings.endings(now))
         if limit is None:
             self._told = (now, found)
         return found
@@ -184,14 +195,13 @@ class Engine:
     @property
     def is_settled(self) -> bool:
         """Whether all that happened was decided on: who waits now cannot start."""
-        return not self._new and not self._dirty
+        return not self._new and not self._dirty and not self._share.has_moved
 
     @property
     def resizing(self) -> Resizing:
         """Changes of live leases; growing only when `is_settled`."""
-        queue = (self._pending, self._regions, self._touch)
-        found = self._holdings, self._capacity, self._placer, self._outlook
-        return Resizing(*found, *queue, self.keeping)
+        queue = self._pending, self._share, self.keeping, self._regions, self._touch
+        return Resizing(self._holdings, self._capacity, self._placer, self._outlook, *queue)
 
     def overstayers(self, now: datetime) -> frozenset[LeaseId]:
         """Return the leases on devices that are reserved for others by now; a preemption may end them."""
@@ -214,15 +224,8 @@ class Engine:
 
     def validate(self) -> None:
         """Raise `AssertionError` when the state contradicts itself."""
-        fresh = Capacity.idle(self._layout, max_load=self._policy.max_load)
-        fresh.take_all(self._holdings.parts())
-        mine = self._capacity
-        for name in ("open", "milli", "cpu", "memory"):
-            if (getattr(fresh, name) != getattr(mine, name)).any():
-                raise AssertionError(f"{name} is not what the leases leave")
-        if fresh.free_of_kind != mine.free_of_kind:
-            raise AssertionError("the sums by kind are not those of the devices")
-        waits = {claim.id for claim in self._pending.ordered()} | self._new.keys()
+        self._capacity.validate(self._holdings.parts(), max_load=self._policy.max_load)
+        waits = {claim.id for claim in self._pending.ordered(self._share)} | self._new.keys()
         if any(map(self._holdings.serves, waits)) or waits & self._placed.keys():
             raise AssertionError("a claim both waits and holds devices")
 
@@ -234,11 +237,12 @@ class Engine:
             if self._holdings.serves(claim.id):
                 continue
             reason = self._admission.reject_reason(claim.request, claim.excluded)
+            reason = reason or self._share.never_reason(claim)
             if reason is not None:
                 rejections.append(Rejection(claim.id, reason))
                 continue
-            key = class_of(claim)
-            kinds = self._regions.of_kinds(self._placer.kinds(*key))
+            key = self._classing.key(claim)
+            kinds = self._regions.of_kinds(self._placer.kinds(key.request, key.excluded))
             owned = self.keeping.owned_by(claim)
             self._pending.add(claim, key, kinds, rank(claim, now, self._policy), owned)
             self.keeping.expect(claim.request.max_runtime_s, now)
@@ -248,8 +252,9 @@ class Engine:
 
     def _place(self, now: datetime) -> tuple[Placement, ...]:
         """Walk along the classes whose devices something happened to, or who share devices with those."""
-        classes = self._regions.around(self._dirty, self._pending.classes.values())
-        self._dirty = 0
+        teams = self._share.take_moved()
+        classes = self._regions.around(self._dirty, teams, self._pending.classes.values())
+        self._dirty, self._told = 0, None
         if not classes:
             return ()
         mix = self._stream.renewed(self._layout)
@@ -257,27 +262,17 @@ class Engine:
             self._placer.renew(mix)
             self._placer.learn(self._speed_costs())
         holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
-        walk = Walk(self._capacity, self._placer, holds)
-        begun: dict[ClaimId, Claim] = {}
-        heads: list[tuple[Rank, int]] = [(each.rank, number) for number, each in enumerate(classes)]
-        heapify(heads)
-        while heads:
-            _, number = heappop(heads)
-            of_class = classes[number]
-            claim = of_class.first
-            if not walk.visit(claim, self.keeping.key_for(claim, of_class.key, now)):
-                continue
-            begun[claim.id] = claim
-            self._pending.remove(claim.id)
-            if of_class.queue:
-                heappush(heads, (of_class.rank, number))
+        walk = Walk(self._capacity, self._placer, holds, self._share)
+
+        def visit(claim: Claim, key: ClassKey) -> bool:
+            return walk.visit(claim, self.keeping.key_for(claim, key, now))
+
+        begun = self._pending.take(classes, self._share, visit)
         return tuple(self._note(begun[made.claim_id], made, part, now) for made, part in walk.end())
 
     def _note(self, claim: Claim, placement: Placement, part: Part, now: datetime) -> Placement:
-        devices = placement.devices + placement.spares
-        lease = Lease(
-            _placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, placement.shares, claim
-        )
+        devices, shares = placement.devices + placement.spares, placement.shares
+        lease = Lease(_placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, shares, claim)
         self._holdings.add(lease, part)
         self._placed[claim.id] = claim
         return placement
@@ -285,14 +280,14 @@ class Engine:
     # -- the fleet
     def _keep(self, now: datetime) -> None:
         """Choose what is kept, and let those look again who may start or must let go."""
-        runtimes = [each.key[0].max_runtime_s for each in self._pending.classes.values()]
+        runtimes = [each.key.request.max_runtime_s for each in self._pending.classes.values()]
         moved = self.keeping.renew(now, Fleet(self._layout.nodes), self._holdings, runtimes)
         banks = {self._layout.place_of[name][0] for name in moved if name in self._layout.place_of}
         self._touch(self._regions.of_kinds(set(self._layout.kind_of[list(banks)].tolist())))
 
     def _requeue(self) -> None:
         """Let the claims that wait be judged and sorted anew."""
-        waiting = list(self._pending.ordered())
+        waiting = self._pending.ordered(self._share)
         self._pending = Pending()
         self._new = {claim.id: claim for claim in waiting} | self._new
 
@@ -300,7 +295,8 @@ class Engine:
         self._layout = layout
         self._admission = Admission(layout)
         self._capacity = Capacity.idle(layout, max_load=self._policy.max_load)
-        self._holdings = Holdings(layout, leases, offers, seen=self.keeping.see_lease)
+        self._share = FairShare(self._quotas, Fleet(layout.nodes))
+        self._holdings = Holdings(layout, leases, offers, self._share, self.keeping.see_lease)
         self._capacity.take_all(self._holdings.parts())
         mix, band = self._stream.mix(layout), self._policy.cost_band
         self._placer = Placer(self._capacity, mix, cost_band=band, speeds=self._speed_costs())

@@ -13,6 +13,7 @@ from datetime import datetime
 from heapq import heappop, heappush
 
 from airflow_gpu_provider.broker.capacity import Part, part_of_lease
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import ClaimId, Lease, LeaseId
 from airflow_gpu_provider.broker.move import Offer
@@ -22,17 +23,19 @@ from airflow_gpu_provider.broker.room import part_of_offer
 class Holdings:
     """Leases by id, by claim and by node, offers by lease; parts belong to one layout.
 
-    ``seen`` is told each lease that comes, goes or breaks its promise.
+    ``share`` counts them; ``seen`` is told each lease that comes, goes or breaks its promise.
     """
 
     def __init__(
         self,
         layout: Layout,
-        leases: Iterable[Lease] = (),
-        offers: Iterable[Offer] = (),
+        leases: Iterable[Lease],
+        offers: Iterable[Offer],
+        share: FairShare,
         seen: Callable[[Lease], None] = lambda _: None,
     ) -> None:
         self._layout = layout
+        self._share = share
         self._seen = seen
         self._held: dict[LeaseId, tuple[Lease, Part]] = {}
         self._of_claim: dict[ClaimId, LeaseId] = {}
@@ -83,6 +86,7 @@ class Holdings:
         part = part_of_lease(self._layout, lease) if part is None else part
         self._held[lease.id] = (lease, part)
         self._seen(lease)
+        self._share.hold(lease)
         self._of_claim[lease.claim_id] = lease.id
         for node, _, _ in part.nodes:
             self._on_node.setdefault(node, {})[lease.id] = None
@@ -100,6 +104,7 @@ class Holdings:
             return None
         lease, part = found
         self._seen(lease)
+        self._share.drop(lease_id)
         if self._of_claim.get(lease.claim_id) == lease_id:
             del self._of_claim[lease.claim_id]
         for node, _, _ in part.nodes:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.model import Claim, DeviceId, Fleet, Lease, LeaseId
-from airflow_gpu_provider.broker.queue import ClassKey
 from airflow_gpu_provider.broker.reservation import (
     NOTICE,
     Kept,
@@ -109,7 +109,7 @@ class Keeping:
     def key_for(self, claim: Claim, key: ClassKey, now: datetime) -> ClassKey:
         """Return the class of a claim at this moment: what is closed to it is excluded."""
         closed = self.closed_to(claim, now)
-        return (key[0], key[1] | closed) if closed else key
+        return key._replace(excluded=key.excluded | closed) if closed else key
 
     def in_the_way(self, claim: Claim, now: datetime) -> str:
         """Return for whom devices are closed to a claim, and until when."""

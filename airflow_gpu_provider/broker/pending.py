@@ -8,12 +8,16 @@ own different reservations. The next step is the turn of `engine.Engine`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import islice
 
+from airflow_gpu_provider.broker.classes import ClassKey
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.model import Claim, ClaimId
-from airflow_gpu_provider.broker.queue import ClassKey, Rank
+from airflow_gpu_provider.broker.order import Order, in_order
+from airflow_gpu_provider.broker.rank import Rank
 
 
 @dataclass(slots=True)
@@ -81,23 +85,37 @@ class Pending:
             del self.classes[of_class.key, of_class.owned]
         return of_class
 
-    def position(self, claim_id: ClaimId) -> int | None:
-        """Return how manieth the claim is, 1 = next; None = it does not wait here."""
-        where = self._where.get(claim_id)
-        if where is None:
-            return None
-        mine = _Last(where[1])
-        return sum(
-            len(each.queue) - bisect_left(each.queue, mine, key=lambda entry: entry[0])
-            for each in self.classes.values()
-        )
+    def take(
+        self, classes: list[ClaimClass], share: FairShare, visit: Callable[[Claim, ClassKey], bool]
+    ) -> dict[ClaimId, Claim]:
+        """Let claims of these classes be visited in their order; remove and return those that could start.
 
-    def of(self, claim_id: ClaimId) -> ClassKey | None:
-        """Return the class of a claim that waits."""
-        where = self._where.get(claim_id)
-        return None if where is None else where[0].key
+        The first one of a class that cannot is the last of it that is looked at.
+        """
+        taken: dict[ClaimId, Claim] = {}
+        order = Order(share)
+        for number, each in enumerate(classes):
+            order.add(number, each.first, each.rank)
+        for number in order:
+            of_class = classes[number]
+            claim = of_class.first
+            if visit(claim, of_class.key):
+                taken[claim.id] = claim
+                self.remove(claim.id)
+                if of_class.queue:
+                    order.add(number, of_class.first, of_class.rank)
+        return taken
 
-    def ordered(self) -> Iterator[Claim]:
-        """Yield all claims, the next one first."""
-        queues = (((entry.rank, claim) for entry, claim in reversed(c.queue)) for c in self.classes.values())
-        return (claim for _, claim in merge(*queues, key=lambda each: each[0]))
+    def ordered(self, share: FairShare, limit: int | None = None) -> list[Claim]:
+        """Return all claims, or the first ones, the next one first."""
+        lines = (((entry.rank, claim) for entry, claim in reversed(c.queue)) for c in self.classes.values())
+        if share.is_on:
+            return in_order(map(list, lines), share, limit)
+        return [claim for _, claim in islice(merge(*lines, key=lambda each: each[0]), limit)]
+
+    def heads(self, share: FairShare, some: Sequence[ClaimClass] | None = None) -> Iterator[ClaimClass]:
+        """Yield all classes, or some, in the order in which a turn looks at them."""
+        classes, order = list(self.classes.values()) if some is None else some, Order(share)
+        for number, each in enumerate(classes):
+            order.add(number, each.first, each.rank)
+        return (classes[number] for number in order)

@@ -1,77 +1,31 @@
-"""Who is next, and what a claim that cannot start keeps for itself.
+"""One walk along the queue: who starts, and what a claim that cannot start keeps for itself.
 
-Order: value, less a penalty for backfill runs and for the size of the work, plus ageing; ties by time of
-submission, then id. All claims age alike, so the order of two never changes and is kept as a number. The
-first blocked of those who compete for the same devices holds what it needs of them; a later one may take
-that only if it promises to end before the first is expected to start (EASY backfill). Claims for other
-devices pass freely. A claim that waits for people (drained devices) holds nothing, or it would idle the rest.
-The next step is `cycle.decide` or `engine.Engine`.
+Claims come in their `order`. The first blocked of those who compete for the same devices holds what it needs
+of them; a later one may take that only if it promises to end before the first is expected to start (EASY
+backfill). Claims for other devices pass freely. A claim that waits for people (drained devices) or for its
+own team (its limit) holds nothing, or it would idle the rest. The next step is `cycle.decide` or
+`engine.Engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from math import log2
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, Place, part_of
+from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.forecast import Expected, Forecast
 from airflow_gpu_provider.broker.layout import BoolArray
-from airflow_gpu_provider.broker.model import (
-    WHOLE_DEVICE,
-    Claim,
-    ClaimId,
-    CyclePolicy,
-    DeviceId,
-    GpuRequest,
-    Placement,
-    RunType,
-)
+from airflow_gpu_provider.broker.model import Claim, DeviceId, GpuRequest, Placement
 from airflow_gpu_provider.broker.placement import Found, Placer
 
 #: Classes of which a start is computed in one walk; those further back hold on to their devices without
 #: one. Bounds the time of a walk, not what is decided for the head.
 _FORECAST_DEPTH = 100
-
-#: How long a claim counts that promises no end: as long work, so that a promise never moves it back.
-_UNSAID_S = 4 * 3600.0
-
-_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
-
-#: Sorts claims, the next one first.
-Rank: TypeAlias = tuple[float, datetime, ClaimId]
-#: What makes claims alike: one of them can start exactly when the others can.
-ClassKey: TypeAlias = tuple[GpuRequest, frozenset[DeviceId]]
-
-
-def rank(claim: Claim, now: datetime, policy: CyclePolicy) -> Rank:
-    """Return the claim's place in the order. Who submits by a clock that is ahead counts from ``now``."""
-    penalty = policy.backfill_penalty if claim.run_type is RunType.BACKFILL else 0.0
-    waits_since_min = (min(claim.submitted_at, now) - _EPOCH).total_seconds() / 60
-    points = claim.value - penalty - policy.small_first * _doublings(claim.request)
-    return (policy.ageing_per_min * waits_since_min - points, claim.submitted_at, claim.id)
-
-
-def _doublings(request: GpuRequest) -> float:
-    """Return how often a device-minute must be doubled to be the work that a request may be."""
-    runtime_s = _UNSAID_S if request.max_runtime_s is None else request.max_runtime_s
-    return log2(max(1.0, request.gpus * request.milli / WHOLE_DEVICE * runtime_s / 60))
-
-
-def ordered(claims: Iterable[Claim], now: datetime, policy: CyclePolicy) -> list[Claim]:
-    """Return the claims, the next one first."""
-    return sorted(claims, key=lambda claim: rank(claim, now, policy))
-
-
-def class_of(claim: Claim) -> ClassKey:
-    """Return the class. Spares are no part of whether a claim can start."""
-    request = claim.request
-    return (replace(request, spares=0) if request.spares else request), claim.excluded
 
 
 @dataclass(slots=True)
@@ -85,8 +39,8 @@ class _Hold:
 @dataclass(slots=True)
 class _Granted:
     claim: Claim
+    key: ClassKey  #: excludes all that it may not be given
     found: Found
-    without: frozenset[DeviceId]  #: devices that it may not be given
     spares: tuple[Place, ...] = ()
 
 
@@ -118,7 +72,7 @@ class Holds:
         """
         if self._has_nothing_to_hold(key):
             return
-        devices = self._placer.suitable(*key)
+        devices = self._placer.suitable(key.request, key.excluded)
         if not (devices & self._awaited).any() and self._keep(key):
             self._awaited |= devices
 
@@ -128,11 +82,10 @@ class Holds:
             self._keep(key)
 
     def _keep(self, key: ClassKey) -> bool:
-        request, excluded = key
-        groups = self._placer.groups(request, excluded)
-        if not self._outlook.starts_by_waiting(key, key[0], groups):
+        groups = self._placer.groups(key.request, key.excluded)
+        if not self._outlook.starts_by_waiting(key, key.request, groups):
             return False
-        expected = self._expect(request, groups)
+        expected = self._expect(key.request, groups)
         kept = self._capacity.hide(expected.keep)
         if not (kept.devices or kept.nodes):
             return False
@@ -162,8 +115,9 @@ class Holds:
 
     def wants(self, key: ClassKey) -> BoolArray:
         """Return the devices that a claim of this class could use once leases end."""
-        devices = self._placer.suitable(*key)
-        waits = self._outlook.starts_by_waiting(key, key[0], self._placer.groups(*key))
+        devices = self._placer.suitable(key.request, key.excluded)
+        groups = self._placer.groups(key.request, key.excluded)
+        waits = self._outlook.starts_by_waiting(key, key.request, groups)
         return devices if waits else np.zeros_like(devices)
 
     def let_go(self) -> None:
@@ -178,8 +132,8 @@ class Holds:
 
         On a node with several kinds its cores may be free though its devices are not, and may be needed.
         """
-        capacity, (request, excluded) = self._capacity, key
-        if any(capacity.free_of_kind[kind] for kind in self._placer.kinds(request, excluded)):
+        capacity, request = self._capacity, key.request
+        if any(capacity.free_of_kind[kind] for kind in self._placer.kinds(request, key.excluded)):
             return False
         return capacity.layout.is_one_kind_a_node or not (request.cpu_cores or request.host_memory_mib)
 
@@ -200,14 +154,15 @@ def _ends_before(max_runtime_s: float, hold: _Hold) -> bool:
 class Walk:
     """One walk along the queue: each claim is placed, or holds what it needs and waits.
 
-    Capacity only shrinks during a walk, so once a class is blocked, every later claim of it is: only the
-    first one of a class is looked at, and only that one holds something.
+    Capacity only shrinks during a walk and teams only get more, so once a class is blocked, every later claim
+    of it is: only the first one of a class is looked at, and only that one holds something.
     """
 
-    def __init__(self, capacity: Capacity, placer: Placer, holds: Holds) -> None:
+    def __init__(self, capacity: Capacity, placer: Placer, holds: Holds, share: FairShare) -> None:
         self._capacity = capacity
         self._placer = placer
         self._holds = holds
+        self._share = share
         self._blocked: dict[ClassKey, None] = {}
         self._granted: list[_Granted] = []
 
@@ -216,14 +171,15 @@ class Walk:
 
         The key may exclude more than the claim does: what is reserved for others.
         """
-        if key in self._blocked:
+        if key in self._blocked or self._share.is_over_limit(claim):
             return False
-        found = self._place(claim.request, key[1])
+        found = self._place(key.request, key.excluded)
         if found is None:
             self._blocked[key] = None
             self._holds.block(key)
             return False
-        self._granted.append(_Granted(claim, found, key[1]))
+        self._assume(claim, found.places)
+        self._granted.append(_Granted(claim, key, found))
         return True
 
     def end(self) -> list[tuple[Placement, Part]]:
@@ -233,6 +189,7 @@ class Walk:
             if wanted is not None and granted.claim.request.spares:
                 granted.spares = self._idle_spares(granted, wanted)
         self._holds.let_go()
+        self._share.assume_nothing()
         return [self._placement(granted) for granted in self._granted]
 
     def _place(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Found | None:
@@ -245,6 +202,10 @@ class Walk:
         self._holds.close(opened)
         return found
 
+    def _assume(self, claim: Claim, places: Iterable[Place]) -> None:
+        layout = self._capacity.layout
+        self._share.assume(claim, (layout.device(bank, slot).id for bank, slot in places))
+
     # -- spares
     def _wanted(self) -> BoolArray:
         """Return the devices that some waiting claim could use once leases end."""
@@ -255,16 +216,17 @@ class Walk:
 
     def _idle_spares(self, granted: _Granted, wanted: BoolArray) -> tuple[Place, ...]:
         """Return devices of the gang's kinds that no waiting claim could use, the gang's own host first."""
-        request, layout = granted.claim.request, self._capacity.layout
+        request, layout = granted.key.request, self._capacity.layout
+        wanted_spares = min(granted.claim.request.spares, self._share.room(granted.claim))
         spares: list[Place] = []
         members = np.array([bank for bank, _ in granted.found.places], np.int64)
         alike = np.isin(layout.kind_of, layout.kind_of[members])
-        suitable = self._placer.suitable(request, granted.without) & alike[:, None] & ~wanted
+        suitable = self._placer.suitable(request, granted.key.excluded) & alike[:, None] & ~wanted
         for place in granted.found.places:
             suitable[place] = False
         host_of_bank = layout.host_of[layout.node_of]
         is_far = ~np.isin(host_of_bank, host_of_bank[members])
-        while len(spares) < request.spares:
+        while len(spares) < wanted_spares:
             room = self._capacity.host_limit(request)[layout.node_of] > 0
             bank, slot = np.nonzero(self._capacity.free(request, suitable & room[:, None]))
             if not len(bank):
@@ -275,10 +237,11 @@ class Walk:
             # A shared device may have room for one more: it must not serve one gang twice.
             suitable[place] = False
             spares.append(place)
+        self._assume(granted.claim, spares)
         return tuple(spares)
 
     def _placement(self, granted: _Granted) -> tuple[Placement, Part]:
-        layout, request, found = self._capacity.layout, granted.claim.request, granted.found
+        layout, request, found = self._capacity.layout, granted.key.request, granted.found
         part = part_of(layout, request, (*found.places, *granted.spares))
         placement = Placement(
             granted.claim.id,

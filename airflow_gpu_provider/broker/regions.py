@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from airflow_gpu_provider.broker.capacity import Part
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.pending import ClaimClass
+from airflow_gpu_provider.broker.quota import Team
 
 
 class Regions:
@@ -43,17 +44,25 @@ class Regions:
             found |= self._of_node[node]
         return found
 
-    def around(self, kinds: int, classes: Iterable[ClaimClass]) -> list[ClaimClass]:
-        """Return the classes that have to do with these kinds, directly or by way of one another."""
+    def around(self, kinds: int, teams: set[Team] | None, classes: Iterable[ClaimClass]) -> list[ClaimClass]:
+        """Return the classes that have to do with these kinds, directly or by way of one another.
+
+        With quotas the classes of a team have to do with one another too, for what one gets moves the others
+        back; ``teams`` are those whose devices changed, None = there are no quotas.
+        """
         found: list[ClaimClass] = []
         rest = list(classes)
+        teams = None if teams is None else set(teams)
         grows = True
         while grows and rest:
-            near = [each for each in rest if each.kinds & kinds]
-            rest = [each for each in rest if not each.kinds & kinds]
-            found += near
-            before = kinds
+            near: list[ClaimClass] = []
+            far: list[ClaimClass] = []
+            for each in rest:
+                is_near = each.kinds & kinds or (teams is not None and each.key.team in teams)
+                (near if is_near else far).append(each)
+            found, rest, grows = found + near, far, bool(near)
             for each in near:
                 kinds |= each.kinds
-            grows = kinds != before
+                if teams is not None:
+                    teams.add(each.key.team)
         return found

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from operator import attrgetter
 
 from airflow_gpu_provider.broker import move
 from airflow_gpu_provider.broker.capacity import Capacity
 from airflow_gpu_provider.broker.diagnosis import Outlook
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.holdings import Holdings
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.matching import match_degree
@@ -46,9 +46,10 @@ class Resizing:
         placer: Placer,
         outlook: Outlook,
         pending: Pending,
+        share: FairShare,
+        keeping: Keeping,
         regions: Regions,
         touch: Callable[[int], None],
-        keeping: Keeping,
         policy: ResizePolicy | None = None,
     ) -> None:
         self._holdings = holdings
@@ -56,6 +57,7 @@ class Resizing:
         self._placer = placer
         self._outlook = outlook
         self._pending = pending
+        self._share = share
         self._regions = regions
         self._touch = touch
         self._keeping = keeping
@@ -137,9 +139,9 @@ class Resizing:
         any_size = replace(lease.request, memory_mib=0)
         kinds = self._regions.of_kinds(self._placer.kinds(any_size)) | self._kinds_of(lease.devices)
         holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
-        near = self._regions.around(kinds, self._pending.classes.values())
+        near = self._regions.around(kinds, None, self._pending.classes.values())
         try:
-            for waiting in sorted(near, key=attrgetter("rank")):
+            for waiting in self._pending.heads(self._share, near):
                 holds.keep(self._keeping.key_for(waiting.first, waiting.key, now))
             closed = self._keeping.closed_to(lease.claim, now)
             yield FreeRoom(self._capacity, self._placer, closed)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
+from airflow_gpu_provider.broker.cycle import decide
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import (
+    Claim,
     ClaimId,
     CyclePolicy,
     Decisions,
     Lease,
     LeaseId,
     Placement,
+    ReasonCode,
 )
+from airflow_gpu_provider.broker.quota import Quota, Quotas
+from airflow_gpu_provider.broker.throughput import Speeds
 
-from .builders import NOW, TTL, claim, fleet, fleet_of, node, placed, rejected, singles
+from .builders import (
+    NOW,
+    TTL,
+    claim,
+    fleet,
+    fleet_of,
+    lease,
+    node,
+    placed,
+    rejected,
+    request,
+    singles,
+    snapshot,
+)
 
 POLICY = CyclePolicy()
 
@@ -120,3 +139,72 @@ def test_a_hold_that_time_ends_lets_a_short_claim_pass_no_longer() -> None:
     assert set(placed(engine.turn(NOW))) == {"soon"}
     engine.submit(claim("late", max_runtime_s=60))
     assert engine.turn(NOW + timedelta(seconds=50)) == Decisions()
+
+
+def of(team: str | None, whose: Claim) -> Claim:
+    return replace(whose, team=team)
+
+
+def test_what_a_team_gets_of_one_model_moves_its_claims_for_another_back_in_the_same_turn() -> None:
+    some = fleet_of(node("a", 2, "A100"), node("v", 1, "V100"))
+    gang, single = of("a", claim("gang", 2, "A100", value=5)), of("b", claim("single", 1, "A100"))
+    quotas = Quotas({"a": Quota(2), "b": Quota(1)})
+    engine = Engine(POLICY, some, singles(1, on="a"), [gang, single], quotas=quotas)
+    assert engine.turn(NOW) == Decisions(), "the gang is within its quota and keeps the free device"
+    other = of("a", claim("other", 1, "V100", value=9))
+    engine.submit(other)
+    decided = engine.turn(NOW)
+    assert set(placed(decided)) == {"other", "single"}, "with it the gang would borrow"
+    reference = decide(snapshot(some, [gang, single, other], singles(1, on="a")), NOW, POLICY, quotas)
+    assert placed(decided) == placed(reference)
+
+
+def test_what_a_team_gives_back_of_one_model_lets_it_have_another_within_its_limit() -> None:
+    some = fleet_of(node("a", 1, "A100"), node("v", 1, "V100"))
+    held = replace(lease("x", "v/0"), claim=of("a", claim("x")))
+    engine = Engine(
+        POLICY, some, [held], [of("a", claim("next", 1, "A100"))], quotas=Quotas({"a": Quota(limit=1)})
+    )
+    assert engine.turn(NOW) == Decisions()
+    (waits,) = engine.waiting(NOW)
+    assert waits.reason.code is ReasonCode.OVER_QUOTA
+    engine.end(held.id)
+    assert placed(engine.turn(NOW)) == {"next": ["a/0"]}
+
+
+def test_a_claim_above_its_teams_limit_is_rejected() -> None:
+    big = of("a", claim("big", 3))
+    engine = Engine(POLICY, fleet(1, 4), claims=[big], quotas=Quotas({"a": Quota(limit=2)}))
+    (rejection,) = engine.turn(NOW).rejections
+    assert rejection.reason.code is ReasonCode.OVER_QUOTA
+    assert rejection.reason.text.endswith("may have 2; lower gpus or raise the team's limit")
+
+
+def test_spares_are_no_way_around_a_limit() -> None:
+    greedy = of("a", claim("greedy", 2, spares=2))
+    engine = Engine(POLICY, fleet(1, 4), claims=[greedy], quotas=Quotas({"a": Quota(limit=3)}))
+    (placement,) = engine.turn(NOW).placements
+    assert len(placement.spares) == 1
+
+
+def test_the_order_that_waiting_claims_are_told_is_the_one_in_which_they_start() -> None:
+    """Two teams that borrow take turns, whatever their values."""
+    queue = [of(team, claim(f"{team}{n}", value=value)) for team, value in (("a", 9), ("b", 1)) for n in "12"]
+    busy = [replace(each, claim=of("z", claim(each.claim_id))) for each in singles(3)]
+    engine = Engine(POLICY, fleet(1, 3), busy, queue, quotas=Quotas({"z": Quota(1)}))
+    engine.turn(NOW)
+    assert [each.claim_id for each in engine.waiting(NOW)] == ["a1", "b1", "a2", "b2"]
+    for each in busy[:2]:
+        engine.end(each.id)
+    assert set(placed(engine.turn(NOW))) == {"a1", "b1"}
+
+
+def test_many_tasks_that_ask_the_same_are_one_class_until_something_is_learned_of_them() -> None:
+    queue = [claim(f"c{number}", task_class=f"dag.task{number}") for number in range(5)]
+    engine = Engine(POLICY, fleet(1, 1), singles(1), queue)
+    engine.turn(NOW)
+    assert len(engine._pending.classes) == 1
+    assert set(engine.mix_of) == {request()}
+    engine.learn({"dag.task3": Speeds({"A100": 1.0})})
+    engine.turn(NOW)
+    assert sorted(len(each.queue) for each in engine._pending.classes.values()) == [1, 4]

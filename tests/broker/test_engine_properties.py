@@ -22,8 +22,10 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Node,
     Placement,
+    RunType,
     Snapshot,
 )
+from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
 from .builders import NOW, claim
@@ -34,6 +36,15 @@ POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60))
 
 waits = st.integers(0, 5)
 teams = st.sampled_from([None, "vision", "text"])
+quotas = st.sampled_from(
+    [
+        NO_QUOTAS,
+        NO_QUOTAS,
+        Quotas({"text": Quota(2)}),
+        Quotas({"text": Quota(1, limit=3), "vision": Quota(share=0.25, weight=2)}),
+        Quotas({"vision": Quota(3, limit=5)}),
+    ]
+)
 named = st.sampled_from([("n0/0",), ("n0/0", "n0/1"), ("n1/0", "n2/0")])
 
 
@@ -55,8 +66,8 @@ excluded = st.sampled_from([(), (), (), ("n0/0", "n0/1"), ("n1/0", "n1/1", "n1/2
 class EngineAgainstCycle(RuleBasedStateMachine):
     """The model is the snapshot that the tables would hold."""
 
-    @initialize(some=nodes(), asked=st.lists(reading, max_size=3))
-    def begin(self, some: tuple[Node, ...], asked: list[GpuRequest]) -> None:
+    @initialize(some=nodes(), asked=st.lists(reading, max_size=3), quotas=quotas)
+    def begin(self, some: tuple[Node, ...], asked: list[GpuRequest], quotas: Quotas) -> None:
         self.now: datetime = NOW
         self.fleet = Fleet(some)
         self.leases: dict[LeaseId, Lease] = {}
@@ -65,13 +76,27 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         for each in asked:
             self._make(each, 0, 0, ())
         self.reservations: tuple[Reservation, ...] = ()
-        self.engine = Engine(POLICY, self.fleet, (), self.claims.values())
+        self.quotas = quotas
+        self.engine = Engine(POLICY, self.fleet, (), self.claims.values(), quotas=quotas)
 
-    @rule(asked=reading, value=waits, waited=waits, without=excluded, team=teams)
+    @rule(
+        asked=reading,
+        value=waits,
+        waited=waits,
+        without=excluded,
+        team=teams,
+        run_type=st.sampled_from(RunType),
+    )
     def submit(
-        self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...], team: str | None
+        self,
+        asked: GpuRequest,
+        value: int,
+        waited: int,
+        without: tuple[str, ...],
+        team: str | None,
+        run_type: RunType,
     ) -> None:
-        self.engine.submit(self._make(asked, value, waited, without, team))
+        self.engine.submit(self._make(asked, value, waited, without, team, run_type))
 
     @rule(asked=reading, of=st.lists(teams, min_size=2, max_size=4))
     def submit_alike(self, asked: GpuRequest, of: list[str | None]) -> None:
@@ -167,7 +192,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         )
         mine = self.engine.turn(self.now)
         before = replace(before, recent=self.engine.mix_of)
-        reference = decide(before, self.now, POLICY)
+        reference = decide(before, self.now, POLICY, self.quotas)
         assert set(mine.placements) == set(reference.placements)
         assert set(mine.rejections) == set(reference.rejections)
         assert set(mine.expired) == set(reference.expired)
@@ -204,10 +229,17 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             assert self.now + timedelta(seconds=runtime) <= start
 
     def _make(
-        self, asked: GpuRequest, value: int, waited: int, without: tuple[str, ...], team: str | None = None
+        self,
+        asked: GpuRequest,
+        value: int,
+        waited: int,
+        without: tuple[str, ...],
+        team: str | None = None,
+        run_type: RunType = RunType.LIVE,
     ) -> Claim:
         self.number += 1
-        made = claim(f"c{self.number:03}", value=value, excluded=without)
+        made = claim(f"c{self.number:03}", value=value, excluded=without, run_type=run_type)
+        asked = replace(asked, task_class=f"dag.task{self.number}")  # nothing is learned of it
         submitted_at = self.now - timedelta(minutes=waited)
         made = replace(made, request=asked, submitted_at=submitted_at, team=team)
         self.claims[made.id] = made

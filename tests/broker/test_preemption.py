@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.broker.capacity import Capacity, part_of_lease
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.matching import candidates
 from airflow_gpu_provider.broker.model import Claim, ClaimId, Fleet, Lease, LeaseId, RunType
@@ -27,7 +28,7 @@ from airflow_gpu_provider.broker.preemption import (
     loss_s,
     plan,
 )
-from airflow_gpu_provider.broker.quota import FairShare, Quota, Quotas
+from airflow_gpu_provider.broker.quota import Quota, Quotas
 
 from .builders import NOW, claim, fleet, fleet_of, lease, node
 

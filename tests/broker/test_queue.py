@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from airflow_gpu_provider.broker.model import CyclePolicy, RunType
-from airflow_gpu_provider.broker.queue import ordered
+from airflow_gpu_provider.broker.rank import ordered
 
 from .builders import (
     NOW,

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -24,7 +25,6 @@ from airflow_gpu_provider.broker.model import (
     Node,
 )
 from airflow_gpu_provider.broker.move import Offer, OfferPhase, Resized, ResizeRefused, held_by
-from airflow_gpu_provider.broker.queue import ClassKey
 from airflow_gpu_provider.broker.resize import Decision, Wish
 
 from .builders import NOW, claim, node
@@ -237,8 +237,8 @@ class Dynamic(RuleBasedStateMachine):
         return standing
 
     def _lacks(self, key: ClassKey) -> int:
-        engine, (request, excluded) = self.engine, key
-        groups = engine._placer.groups(request, excluded)
+        engine, request = self.engine, key.request
+        groups = engine._placer.groups(request, key.excluded)
         if not engine._outlook.starts_by_waiting(key, request, groups):
             return 0  # it waits for people, and keeps nothing
         able = [each for each in groups if engine._outlook.idle.fits(request, each)]

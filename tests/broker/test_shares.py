@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.broker.admission import reject_reason
 from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.model import (
     ClaimId,
     CyclePolicy,
@@ -22,7 +23,7 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Placement,
 )
-from airflow_gpu_provider.broker.quota import FairShare, Quota, Quotas
+from airflow_gpu_provider.broker.quota import Quota, Quotas
 
 from .builders import NOW, TTL, claim, fleet, fleet_of, lease, node, placed, request, waiting
 from .conftest import Cycle
@@ -77,7 +78,7 @@ def test_a_team_counts_what_its_shares_hold_and_what_the_next_may_hold_at_most()
     share = FairShare(Quotas({"a": Quota(limit=0.3)}), some, [held])
     assert share.held(None) == 0.1
     assert share.asked(wish.request) == 0.5
-    assert not share.is_never(wish), "on the large device it is a tenth"
+    assert not share.never_reason(wish), "on the large device it is a tenth"
 
 
 requests = st.builds(
