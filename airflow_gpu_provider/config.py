@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
+from airflow_gpu_provider.broker.quota import Quotas
 from airflow_gpu_provider.exceptions import InvalidRequest
 
 SECTION = "gpu"
@@ -107,12 +108,25 @@ class Settings(BaseModel):
         description="Set the priority weight of this provider's tasks from the DAG run's `priority` and "
         "type. Airflow then creates task instances one by one instead of in bulk, for all DAGs.",
     )
+    quotas: str = Field(
+        "",
+        description="What teams own, as JSON: for each team `devices` or a `share` 0..1 of the fleet, the "
+        "`weight` with which it borrows what others leave, and the `limit` of what it may hold, such as "
+        '{"vision": {"devices": 8, "weight": 2}, "text": {"share": 0.25, "limit": 16}}. '
+        "Empty: no team owns anything, and order is by value alone.",
+    )
     cost_band: float = Field(
         50.0,
         ge=0,
         description="Among placements whose cost is within this many milli-GPU of the best, the least loaded "
         "node is taken.",
     )
+
+    @field_validator("quotas")
+    @classmethod
+    def _check_quotas(cls, text: str) -> str:
+        Quotas.parse(text)
+        return text
 
     @classmethod
     def load(cls) -> Settings:
@@ -165,6 +179,10 @@ class Settings(BaseModel):
     def least_milli(self) -> int:
         """The smallest share of a device, in milli-GPU."""
         return WHOLE_DEVICE // self.most_sharers
+
+    def team_quotas(self) -> Quotas:
+        """Return what teams own."""
+        return Quotas.parse(self.quotas)
 
     def cycle_policy(self) -> CyclePolicy:
         """Return what the pure core needs of these settings."""

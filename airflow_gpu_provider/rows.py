@@ -63,6 +63,7 @@ class QueueRow(BaseModel):
     asked: str
     value: float
     run_type: RunType
+    team: str | None = None
     submitted_at: datetime
     waiting_s: float
     position: int | None
@@ -78,6 +79,7 @@ class LeaseRow(BaseModel):
     key: TaskKey
     request: RequestBody
     owner: str | None
+    team: str | None = None
     devices: list[str]
     shares: list[float]  #: of each device, 1 = all of it
     nodes: list[str]

@@ -91,6 +91,12 @@ def test_a_wrong_setting_is_named_and_a_secret_never_shown(monkeypatch: pytest.M
         Settings.load()
 
 
+def test_wrong_quotas_are_refused_at_the_start_with_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__QUOTAS", '{"vision": {"gpus": 3}}')
+    with pytest.raises(InvalidRequest, match=r"\[gpu\] quotas = .*quota of team 'vision'.*devices, limit"):
+        Settings.load()
+
+
 def test_settings_come_from_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU__LEASE_TTL_S", "45")
     monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", "a secret")

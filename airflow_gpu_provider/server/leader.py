@@ -177,6 +177,7 @@ class Leader(threading.Thread):
             [entry.claim() for entry in entries if entry.held is None],
             self._store.recent_requests(_MIX),
             self._learned(),
+            quotas=self._settings.team_quotas(),
             offers=[e.held.offer.offer for e in entries if e.held is not None and e.held.offer is not None],
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
