@@ -15,6 +15,7 @@ from airflow.cli.cli_config import (
 )
 
 _COMMANDS = "airflow_gpu_provider.commands"
+_RESERVING = "airflow_gpu_provider.reservation_commands"
 
 _CONN_ID = Arg(("--conn-id",), help="Connection of type gpu (default: gpu_default)", default="gpu_default")
 _ROLE = Arg(("--role",), help="task (tasks and triggers), agent or admin", required=True)
@@ -30,6 +31,20 @@ _TASK_CLASS = Arg(
     ("--task-class",), help="Only of this class of tasks, e.g. dag_id.task_id (default: all)", default=None
 )
 _MODEL = Arg(("--model",), help="Of that class on this GPU model, e.g. A100", default=None)
+_TEAM = Arg(("--team",), help="The team that they are for", default=None)
+_FOR_DAG = Arg(("--dag-id",), help="The DAG that they are for; with --team: of that team", default=None)
+_DEVICES = Arg(("--device",), help="UUIDs of devices", nargs="+", default=None)
+_NUMBER = Arg(("--number",), help="So many devices instead, whichever can be had", type=int, default=None)
+_MODEL_OF = Arg(("--model",), help="With --number: of this model (default: of any)", default=None)
+_FROM = Arg(
+    ("--from",),
+    dest="start",
+    help="now, 'in 2h', or e.g. 2026-03-01T14:00+01:00; without a zone by the clock of this machine",
+    required=True,
+)
+_LENGTH = Arg(("--for",), dest="length", help="How long, e.g. 8h", required=True)
+_WHY = Arg(("--reason",), help="Why, for those who wonder later", default=None)
+_RESERVATION = Arg(("reservation",), help="The name that `airflow gpu reservations` shows")
 _TRACE = Arg(
     ("--trace",),
     help="CSV or JSON lines of tasks (docs/simulate.md); default: the present queue",
@@ -94,6 +109,35 @@ def get_cli_commands() -> list[GroupCommand]:
                     help="Put a node or device back into service",
                     func=lazy_load_command(f"{_COMMANDS}.undrain"),
                     args=(_TARGET, _CONN_ID, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="reservations",
+                    help="Show what is reserved ahead, which devices are kept and who overstays",
+                    func=lazy_load_command(f"{_RESERVING}.reservations"),
+                    args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                ),
+                ActionCommand(
+                    name="reserve",
+                    help="Keep devices for a team or a DAG for some time ahead",
+                    func=lazy_load_command(f"{_RESERVING}.reserve"),
+                    args=(
+                        _TEAM,
+                        _FOR_DAG,
+                        _DEVICES,
+                        _NUMBER,
+                        _MODEL_OF,
+                        _FROM,
+                        _LENGTH,
+                        _WHY,
+                        _CONN_ID,
+                        ARG_VERBOSE,
+                    ),
+                ),
+                ActionCommand(
+                    name="unreserve",
+                    help="Take a reservation back",
+                    func=lazy_load_command(f"{_RESERVING}.unreserve"),
+                    args=(_RESERVATION, _CONN_ID, ARG_VERBOSE),
                 ),
                 ActionCommand(
                     name="simulate",

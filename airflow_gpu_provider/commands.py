@@ -12,6 +12,7 @@ from typing import Any
 from airflow.cli.simple_table import AirflowConsole
 from airflow.utils import cli as cli_utils
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+from pydantic import ValidationError
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
@@ -25,12 +26,13 @@ from airflow_gpu_provider.rows import (
     RedundancyRow,
     ThroughputRow,
 )
-from airflow_gpu_provider.wire import DrainBody, UndrainBody
+from airflow_gpu_provider.wire import wrong_fields
+from airflow_gpu_provider.wishes import DrainBody, UndrainBody
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _command(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+def command(function: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
     """Load the provider's settings, and end with one sentence instead of a stack trace."""
 
     @cli_utils.action_cli(check_db=False)  # what they need is the broker, whose database may be another
@@ -40,66 +42,68 @@ def _command(function: Callable[[argparse.Namespace], None]) -> Callable[[argpar
             function(args)
         except GpuProviderError as error:
             raise SystemExit(f"{error.message} [{error.reason}]") from None
+        except ValidationError as error:
+            raise SystemExit(wrong_fields(error)) from None
 
     return run
 
 
-@_command
+@command
 def nodes(args: argparse.Namespace) -> None:
     """Print nodes and devices, a row a device."""
-    _print(args, [row for node in GpuBrokerHook(args.conn_id).nodes() for row in _device_rows(node)])
+    print_rows(args, [row for node in GpuBrokerHook(args.conn_id).nodes() for row in _device_rows(node)])
 
 
-@_command
+@command
 def queue(args: argparse.Namespace) -> None:
     """Print waiting claims."""
-    _print(args, [_queue_row(row) for row in GpuBrokerHook(args.conn_id).queue()])
+    print_rows(args, [_queue_row(row) for row in GpuBrokerHook(args.conn_id).queue()])
 
 
-@_command
+@command
 def leases(args: argparse.Namespace) -> None:
     """Print live leases."""
-    _print(args, [_lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
+    print_rows(args, [_lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
 
 
-@_command
+@command
 def drains(args: argparse.Namespace) -> None:
     """Print what is drained."""
-    _print(args, [_drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
+    print_rows(args, [_drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
 
 
-@_command
+@command
 def throughput(args: argparse.Namespace) -> None:
     """Print how fast classes of tasks were on each model."""
     rows = GpuBrokerHook(args.conn_id).throughput()
-    _print(args, [_throughput_row(row) for row in rows if args.task_class in (None, row.task_class)])
+    print_rows(args, [_throughput_row(row) for row in rows if args.task_class in (None, row.task_class)])
 
 
-@_command
+@command
 def redundancy(args: argparse.Namespace) -> None:
     """Print how many redundant shards trainings get, and why."""
     hook = GpuBrokerHook(args.conn_id)
     is_all = args.task_class is None
     rows = hook.redundancies() if is_all else [hook.redundancy(args.task_class, args.model)]
-    _print(args, [_redundancy_row(row) for row in rows])
+    print_rows(args, [_redundancy_row(row) for row in rows])
 
 
-@_command
+@command
 def drain(args: argparse.Namespace) -> None:
     """Take a node or device out of service."""
     for_s = None if args.length is None else parse_seconds(args.length)
-    row = _admin_hook(args).drain(DrainBody(target=args.target, reason=args.reason, for_s=for_s))
+    row = admin_hook(args).drain(DrainBody(target=args.target, reason=args.reason, for_s=for_s))
     print(f"Drained {row.scope} {row.target}{_until(row)}; leases that hold it go on.")
 
 
-@_command
+@command
 def undrain(args: argparse.Namespace) -> None:
     """Put a node or device back into service."""
-    done = _admin_hook(args).undrain(UndrainBody(target=args.target))
+    done = admin_hook(args).undrain(UndrainBody(target=args.target))
     print(f"Undrained {args.target}." if done else f"{args.target} was not drained.")
 
 
-def _admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
+def admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
     """Return a client with a token of this moment: who can read the broker's key is an admin."""
     from airflow_gpu_provider.server.auth import mint_token
 
@@ -108,26 +112,24 @@ def _admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
     return GpuBrokerHook(args.conn_id, token=mint_token(key, role="admin", subject=who, ttl_s=300))
 
 
-@_command
+@command
 def simulate(args: argparse.Namespace) -> None:
     """Print what would become of tasks."""
-    from airflow_gpu_provider import what_if
+    from airflow_gpu_provider import scenes, what_if
 
     what_if.check_plot(args.plot)
     runtime_s = parse_seconds(args.runtime)
-    scene = what_if.scene(
-        GpuBrokerHook(args.conn_id), trace=args.trace, fleet=args.fleet, runtime_s=runtime_s
-    )
+    scene = scenes.scene(GpuBrokerHook(args.conn_id), trace=args.trace, fleet=args.fleet, runtime_s=runtime_s)
     if scene.assumed:
         note = f"{scene.assumed} tasks promise no max_runtime: taken to run {args.runtime} (--runtime)."
         print(note, file=sys.stderr)
     found = what_if.compare(scene, args.policies, add=args.add, dag_id=args.dag_id)
     is_for_people = args.output in ("table", "plain")
-    _print(args, what_if.rows_for_people(found) if is_for_people else what_if.rows_for_programs(found))
+    print_rows(args, what_if.rows_for_people(found) if is_for_people else what_if.rows_for_programs(found))
     what_if.save_plot(args.plot, found)
 
 
-@_command
+@command
 def token(args: argparse.Namespace) -> None:
     """Print a new broker token, and nothing else, so that scripts can take it."""
     from airflow_gpu_provider.server.auth import mint_token
@@ -143,7 +145,7 @@ def token(args: argparse.Namespace) -> None:
     )
 
 
-@_command
+@command
 def broker(args: argparse.Namespace) -> None:
     """Serve the broker until stopped."""
     import uvicorn
@@ -179,7 +181,8 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def _print(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def print_rows(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Print rows as the table, JSON or YAML that is asked for."""
     AirflowConsole().print_as(data=rows, output=args.output)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -103,6 +104,13 @@ class Settings(BaseModel):
         description="At most so many tasks share a device: each counts with at least such a part. 1: who "
         "asks for a share gets a whole device.",
     )
+    reservation_notice_s: float = Field(
+        3600.0,
+        ge=0,
+        le=366 * 86_400,
+        description="So long before a reservation starts, claims of others that promise no `max_runtime` are "
+        "kept off its devices. Claims with a promise are let in if they end in time.",
+    )
     priority_hook: bool = Field(
         True,
         description="Set the priority weight of this provider's tasks from the DAG run's `priority` and "
@@ -192,6 +200,7 @@ class Settings(BaseModel):
             small_first=self.small_first,
             backfill_penalty=self.backfill_penalty,
             cost_band=self.cost_band,
+            reservation_notice=timedelta(seconds=self.reservation_notice_s),
         )
 
 

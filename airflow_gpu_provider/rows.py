@@ -123,6 +123,24 @@ class RedundancyRow(BaseModel):
     reason: str
 
 
+class ReservationRow(BaseModel):
+    """A reservation for people."""
+
+    id: str
+    starts_at: datetime
+    ends_at: datetime
+    state: str  #: ahead | begun
+    team: str | None
+    dag_id: str | None
+    devices: list[str]  #: named ones
+    number: int  #: of devices that are asked, named or not
+    model: str | None
+    by: str
+    reason: str
+    kept: list[str]  #: devices that are kept now; fewer than asked where there are no more
+    overstays: list[str]  #: tasks of others that still hold kept devices though it has begun
+
+
 class Status(BaseModel):
     """What the connection's Test button shows."""
 

@@ -10,7 +10,14 @@ from datetime import datetime
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
@@ -258,17 +265,3 @@ class ReleaseBody(Body):
     def tells_history(self) -> bool:
         """Whether anything can be learned from it."""
         return self.work is not None or self.shards is not None
-
-
-class DrainBody(Body):
-    """Take a node or a device out of service; leases that hold it go on."""
-
-    target: Name = Field(min_length=1)
-    reason: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
-    for_s: float | None = Field(None, gt=0, le=366 * 86_400)
-
-
-class UndrainBody(Body):
-    """Put a node or device back into service."""
-
-    target: Name = Field(min_length=1)

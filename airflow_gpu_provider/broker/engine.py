@@ -31,6 +31,7 @@ from airflow_gpu_provider.broker.model import (
     ClaimId,
     CyclePolicy,
     Decisions,
+    DeviceId,
     Fleet,
     GpuRequest,
     Lease,
@@ -103,9 +104,11 @@ class Engine:
             self._reopen(changed)
         self.keeping.see_fleet()
 
-    def reserve(self, reservations: Iterable[Reservation]) -> None:
+    def reserve(
+        self, reservations: Iterable[Reservation], before: Mapping[str, frozenset[DeviceId]] | None = None
+    ) -> None:
         """Take what people reserved, instead of what they had reserved before."""
-        self.keeping.reserve(reservations)
+        self.keeping.reserve(reservations, before)
         self._requeue()
 
     def submit(self, claim: Claim) -> None:

@@ -47,9 +47,14 @@ class Keeping:
         self._is_settled = True
         self._moves_at: datetime | None = None  #: when time alone closes or opens devices next
 
-    def reserve(self, reservations: Iterable[Reservation]) -> None:
-        """Take these reservations instead of those of before."""
+    def reserve(
+        self,
+        reservations: Iterable[Reservation],
+        before: Mapping[str, frozenset[DeviceId]] | None = None,
+    ) -> None:
+        """Take these reservations instead of those of before; ``before`` names what was kept elsewhere."""
         self.reservations = tuple(reservations)
+        self._before |= before or {}
         self._must_choose = True
 
     def see_fleet(self) -> None:

@@ -212,9 +212,11 @@ def conflict(new: Reservation, others: Iterable[Reservation], fleet: Fleet) -> s
     taken += sum(each.number for each in rivals if _may_share(each.model, new.model))
     asked = new.number or len(new.devices)
     if asked > len(able) - taken:
+        at_once = f" ({', '.join(sorted(each.id for each in rivals))})" if rivals else ""
         return (
             f"asked {asked} x {new.model or 'GPU'}; the fleet has {len(able)}, {taken} of them may be taken "
-            "by reservations at the same time: lower the number or choose another time"
+            f"by reservations at the same time{at_once}: lower the number or choose "
+            "another time"
         )
     return None
 

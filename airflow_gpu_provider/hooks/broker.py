@@ -32,20 +32,20 @@ from airflow_gpu_provider.rows import (
     NodeRow,
     QueueRow,
     RedundancyRow,
+    ReservationRow,
     Status,
     ThroughputRow,
 )
 from airflow_gpu_provider.wire import (
     ClaimBody,
     ClaimView,
-    DrainBody,
     ReleaseBody,
     RenewAnswer,
     RenewBody,
-    UndrainBody,
     WaitAnswer,
     WaitBody,
 )
+from airflow_gpu_provider.wishes import DrainBody, ReservationBody, UndrainBody, UnreserveBody
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -180,6 +180,18 @@ class GpuBrokerHook(BaseHook):
     def drains(self) -> list[DrainRow]:
         """Return what is drained now."""
         return self._request("GET", "/v1/drains", None, list[DrainRow])
+
+    def reserve(self, body: ReservationBody) -> ReservationRow:
+        """Reserve devices ahead; needs an admin's token."""
+        return self._post("/v1/reservations", body, ReservationRow)
+
+    def unreserve(self, body: UnreserveBody) -> bool:
+        """Take a reservation back; return False when there is none."""
+        return self._post("/v1/unreserve", body, dict[str, bool])["unreserved"]
+
+    def reservations(self) -> list[ReservationRow]:
+        """Return what is reserved ahead, with the devices that are kept."""
+        return self._request("GET", "/v1/reservations", None, list[ReservationRow])
 
     def test_connection(self) -> tuple[bool, str]:
         """Answer the connection form's Test button."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from airflow_gpu_provider.broker.drain import Drain
+from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
 from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
@@ -32,6 +32,7 @@ from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
+from airflow_gpu_provider.server.reservations import Reservations
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.drains import DrainStore
@@ -40,8 +41,9 @@ from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership, ttl_on
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
+from airflow_gpu_provider.store.reservations import ReservationStore
 from airflow_gpu_provider.store.turns import TurnStore
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, DrainBody, ReleaseBody, RenewBody
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RenewBody
 
 T = TypeVar("T")
 
@@ -77,7 +79,15 @@ class Broker:
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self.leadership = Leadership(self.engine, me, ttl_on(self.engine, settings.leader_ttl_s))
         self.nodes = NodeStore(self.engine, me)
-        self.drains = Drains(DrainStore(self.engine), self.mirror, clock)
+        self.drains = Drains(DrainStore(self.engine), self.mirror, clock, self.wakeup.ring_leader)
+        self.reservations = Reservations(
+            ReservationStore(self.engine),
+            self.fleet,
+            lambda: [entry.lease() for entry in self.entries() if entry.held is not None],
+            notice=settings.cycle_policy().reservation_notice,
+            clock=clock,
+            wake=self.wakeup.ring_leader,
+        )
         self._cached_outbox: Outbox | None = None
         self.runs = RunStore(self.engine)
         self.history = History(self.runs, clock, feeds_engine=settings.measured_throughput)
@@ -100,6 +110,7 @@ class Broker:
             nodes=self.nodes,
             mirror=self.mirror,
             drains=self.drains,
+            reservations=self.reservations,
             history=self.history,
             runs=self.runs,
             wakeup=self.wakeup,
@@ -111,6 +122,7 @@ class Broker:
         """Load the fleet and start the leader's loop."""
         self.mirror.merge(self.nodes.load())
         self.drains.refresh()
+        self.reservations.refresh()
         self.history.refresh()
         self.leader.start()
 
@@ -232,18 +244,9 @@ class Broker:
         waiting = [entry_of(row, None) for row in self.repository.pending()]
         return waiting + [entry_of(row, held) for held, row in self.repository.live_leases()]
 
-    # -- people
-    def drain(self, body: DrainBody, by: str) -> Drain:
-        """Take a node or device out of service. Raise InvalidRequest when nobody reports it."""
-        wish = self.drains.drain(body, by)
-        self.wakeup.ring_leader()
-        return wish
-
-    def undrain(self, target: str) -> bool:
-        """Put a node or device back into service; return False when it was not drained."""
-        removed = self.drains.undrain(target)
-        self.wakeup.ring_leader()
-        return removed
+    def fleet(self, now: datetime) -> Fleet:
+        """Return the fleet as reported, with what people drained."""
+        return self.drains.apply(self.mirror.fleet(now), now)
 
     # -- through the tables
     async def _ask(self, request: Request, otherwise: Callable[[], T]) -> Entry | T:
@@ -270,12 +273,9 @@ class Broker:
         key, now = request.body.key, self.clock()
         failed = self.store.failed_devices([task_of(key)]).get(task_of(key), set())
         usable = {
-            d.id
-            for n in self.drains.apply(self.mirror.fleet(now), now).nodes
-            if not n.unavailable
-            for d in n.devices
-            if not d.unavailable
+            d.id for n in self.fleet(now).nodes if not n.unavailable for d in n.devices if not d.unavailable
         }
+        usable -= self.reservations.closed_to(Entry("", request.body, now).claim())
         return Submit(request.body, frozenset(usable), frozenset(failed), request.is_attended)
 
     def _submit_to_tables(self, request: Submit) -> Entry:

@@ -10,7 +10,7 @@ from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.store.drains import DrainStore
-from airflow_gpu_provider.wire import DrainBody
+from airflow_gpu_provider.wishes import DrainBody
 
 _NAMES = 6
 
@@ -18,10 +18,17 @@ _NAMES = 6
 class Drains:
     """The drains of the fleet, read anew when they change here and once a second."""
 
-    def __init__(self, store: DrainStore, mirror: FleetMirror, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        store: DrainStore,
+        mirror: FleetMirror,
+        clock: Callable[[], datetime],
+        wake: Callable[[], None],
+    ) -> None:
         self._store = store
         self._mirror = mirror
         self._clock = clock
+        self._wake = wake
         self._known: tuple[Drain, ...] = ()
         self._in_force: tuple[Drain, ...] = ()
         #: grows whenever another set of drains is in force
@@ -50,14 +57,18 @@ class Drains:
         until = None if body.for_s is None else now + timedelta(seconds=body.for_s)
         wish = Drain(self._scope_of(body.target), body.target, body.reason, by, now, until)
         self._store.put(wish)
-        self.refresh()
+        self._changed()
         return wish
 
     def undrain(self, target: str) -> bool:
         """Put a node or device back into service; return False when it was not drained."""
         removed = [self._store.remove(scope, target) for scope in DrainScope]
-        self.refresh()
+        self._changed()
         return any(removed)
+
+    def _changed(self) -> None:
+        self.refresh()
+        self._wake()
 
     def _scope_of(self, target: str) -> DrainScope:
         nodes = [stored.report.name for stored in self._mirror.stored()]

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.broker.throughput import Speeds
 from airflow_gpu_provider.config import Settings
@@ -28,6 +29,7 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
+from airflow_gpu_provider.server.reservations import Reservations
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
@@ -60,6 +62,7 @@ class Leader(threading.Thread):
         nodes: NodeStore,
         mirror: FleetMirror,
         drains: Drains,
+        reservations: Reservations,
         history: History,
         runs: RunStore,
         wakeup: Wakeup,
@@ -76,6 +79,7 @@ class Leader(threading.Thread):
         self._nodes = nodes
         self._mirror = mirror
         self._drains = drains
+        self._reservations = reservations
         self._history = history
         self._runs = runs
         self._wakeup = wakeup
@@ -85,7 +89,7 @@ class Leader(threading.Thread):
         self._term: Term | None = None
         self._must_load = False
         self._fleet_version = (-1, -1)
-        self._history_version = -1
+        self._history_version = self._reservations_version = -1
         self._nodes_seen_at: datetime | None = None
         self._next_heartbeat = self._next_events = self._next_upkeep = self._next_clean_up = 0.0
 
@@ -179,6 +183,7 @@ class Leader(threading.Thread):
             self._learned(),
             quotas=self._settings.team_quotas(),
             offers=[e.held.offer.offer for e in entries if e.held is not None and e.held.offer is not None],
+            keeping=self._keeping(),
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)
@@ -189,6 +194,13 @@ class Leader(threading.Thread):
     def _learned(self) -> dict[str, Speeds]:
         self._history_version = self._history.version
         return self._history.speeds()
+
+    def _keeping(self) -> Keeping:
+        """Return what is reserved; the devices that the last leader kept are kept on."""
+        self._reservations.refresh()
+        self._reservations_version = self._reservations.version
+        notice = self._settings.cycle_policy().reservation_notice
+        return Keeping(notice, self._reservations.not_over(), self._reservations.chosen())
 
     def _known_again(self, board: Board) -> Iterator[Entry]:
         """Yield the decided claims that queued requests ask for once more."""
@@ -208,6 +220,9 @@ class Leader(threading.Thread):
         self._asks.serve(changed)
 
     def _see_fleet(self) -> None:
+        if self._reservations.version != self._reservations_version and self._desk.engine is not None:
+            self._reservations_version = self._reservations.version
+            self._desk.engine.reserve(self._reservations.not_over())
         if (self._mirror.version, self._drains.version) == self._fleet_version or self._desk.engine is None:
             return
         now = self._clock()
@@ -232,11 +247,14 @@ class Leader(threading.Thread):
         self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
         self._mirror.age(now)
         self._drains.refresh()
+        self._reservations.refresh()
         self._history.refresh()
         if self._term is None:
             return
         if self._desk.engine is not None and self._history.version != self._history_version:
             self._desk.engine.learn(self._learned())
+        if self._desk.engine is not None:
+            self._reservations.note(self._desk.engine.keeping.kept)
         self._reconcile()
         self._tell_standings(now)
         if time.monotonic() >= self._next_clean_up:
@@ -246,6 +264,7 @@ class Leader(threading.Thread):
             self._asks.clean_up()
             self._store.forget_ended_before(forgotten_at)
             self._runs.forget_before(forgotten_at)
+            self._reservations.forget_before(forgotten_at)
 
     def _reconcile(self) -> None:
         """Ask the desk to end what Airflow says is over."""

@@ -9,8 +9,8 @@ from airflow.api_fastapi.core_api.security import requires_access_view
 from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from airflow_gpu_provider.rows import LeaseRow, NodeRow, QueueRow, Status
-from airflow_gpu_provider.server import views
+from airflow_gpu_provider.rows import LeaseRow, NodeRow, QueueRow, ReservationRow, Status
+from airflow_gpu_provider.server import views, wish_views
 from airflow_gpu_provider.server.broker import Broker
 
 router = APIRouter(prefix="/ui", dependencies=[Depends(requires_access_view(AccessView.CLUSTER_ACTIVITY))])
@@ -46,3 +46,9 @@ async def show_queue(broker: BrokerDep) -> list[QueueRow]:
 async def show_leases(broker: BrokerDep) -> list[LeaseRow]:
     """Return the live leases."""
     return await run_in_threadpool(views.leases, broker)
+
+
+@router.get("/reservations")
+async def show_reservations(broker: BrokerDep) -> list[ReservationRow]:
+    """Return what is reserved ahead, with the devices that are kept."""
+    return await run_in_threadpool(wish_views.reservations, broker)

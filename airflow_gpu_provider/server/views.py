@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.broker.drain import Drain, DrainScope
+from airflow_gpu_provider.broker.drain import DrainScope
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE
 from airflow_gpu_provider.broker.reasons import asked
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.reports import DeviceReport
 from airflow_gpu_provider.resizes import OfferView, ResizeAnswer
-from airflow_gpu_provider.rows import DeviceRow, DrainRow, HolderRow, LeaseRow, NodeRow, QueueRow, Status
+from airflow_gpu_provider.rows import (
+    DeviceRow,
+    HolderRow,
+    LeaseRow,
+    NodeRow,
+    QueueRow,
+    Status,
+)
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of
 from airflow_gpu_provider.server.broker import Broker
@@ -251,18 +258,6 @@ def _move(held: HeldDevices) -> str | None:
     offer = held.offer.offer
     moves = ", ".join(f"{old} to {new}" for old, new in offer.moves)
     return f"{offer.phase.value} until {offer.expires_at:%H:%M:%S UTC}: {moves}"
-
-
-def drain_row(drain: Drain) -> DrainRow:
-    """Return a drain for people."""
-    return DrainRow(
-        scope=drain.scope.value,
-        target=drain.target,
-        reason=drain.reason,
-        by=drain.by,
-        since=drain.since,
-        until=drain.until,
-    )
 
 
 def status(broker: Broker) -> Status:

@@ -26,6 +26,7 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Placement,
 )
+from airflow_gpu_provider.broker.reservation import Kept
 from airflow_gpu_provider.broker.throughput import Throughput, ThroughputTable
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.simulation.baseline import Baseline, by_arrival, by_value, kinds_of, suits
@@ -47,6 +48,11 @@ class Ours:
     def hold(self, claim: Claim, devices: tuple[DeviceId, ...], started: datetime) -> None:
         """Learn a claim that holds devices already."""
         self.engine.granted(Placement(claim.id, devices), _lease(claim, devices, started))
+
+    def reserve(self, kept: Sequence[Kept]) -> None:
+        """Take what people reserved ahead, and go on with the devices that are kept for it."""
+        before = {each.reservation.id: each.devices for each in kept}
+        self.engine.reserve([each.reservation for each in kept], before)
 
     def submit(self, claim: Claim) -> None:
         """Queue a claim."""

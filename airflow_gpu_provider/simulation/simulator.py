@@ -1,9 +1,9 @@
 """Run tasks through a scheduler on a virtual clock, from event to event.
 
-An event is the arrival of a task, its end, or the end of its patience. All that happens at one moment is
-told before the scheduler gets its turn, as the leader of the broker does. No chance and no real time: the
-same tasks on the same fleet give the same run. A scheduler that grants a device twice or a part of a gang
-is a bug in it, and stops the run. The next step is `report.report`.
+An event is the arrival of a task, its end, the end of its patience, or a planned turn. All that happens at
+one moment is told before the scheduler gets its turn, as the leader of the broker does. No chance and no real
+time: the same tasks on the same fleet give the same run. A scheduler that grants a device twice or a part of
+a gang is a bug in it, and stops the run. The next step is `report.report`.
 """
 
 from __future__ import annotations
@@ -88,9 +88,16 @@ class Run:
 
 
 def simulate(
-    fleet: Fleet, tasks: Iterable[Task], scheduler: Scheduler, running: Sequence[Running] = ()
+    fleet: Fleet,
+    tasks: Iterable[Task],
+    scheduler: Scheduler,
+    running: Sequence[Running] = (),
+    wakes_s: Iterable[float] = (),
 ) -> Run:
-    """Return what becomes of the tasks, those that run already included."""
+    """Return what becomes of the tasks, those that run already included.
+
+    The scheduler also gets its turn at each second of ``wakes_s``: when reservations begin or end.
+    """
     arriving = sorted(tasks, key=lambda task: (task.arrives_s, task.id))
     _check_runtimes(fleet, [*arriving, *(each.task for each in running)])
     world = _World(fleet, scheduler)
@@ -98,6 +105,8 @@ def simulate(
         world.resume(each)
     for task in arriving:
         world.expect(task)
+    for second in wakes_s:
+        world.wake(second)
     world.run()
     return Run(tuple(world.outcomes), _offered(fleet), tuple(world.busy))
 
@@ -123,7 +132,7 @@ def _check_runtimes(fleet: Fleet, tasks: Iterable[Task]) -> None:
 
 
 # Of what happens at one moment the ends come first, so that what arrives finds the devices free.
-_ENDS, _ARRIVES, _GIVES_UP = range(3)
+_ENDS, _ARRIVES, _GIVES_UP, _WAKES = range(4)
 
 
 @dataclass(slots=True)
@@ -151,6 +160,10 @@ class _World:
         self._know(task)
         self._events.append((max(0.0, task.arrives_s), _ARRIVES, task.id))
 
+    def wake(self, second: float) -> None:
+        """Plan a turn."""
+        self._events.append((max(0.0, second), _WAKES, ""))
+
     def resume(self, running: Running) -> None:
         """Take over what holds devices."""
         self._know(running.task)
@@ -167,7 +180,8 @@ class _World:
             now_s = self._events[0][0]
             while self._events and self._events[0][0] == now_s:
                 _, kind, task_id = heappop(self._events)
-                self._tell(kind, task_id, now_s)
+                if kind != _WAKES:
+                    self._tell(kind, task_id, now_s)
             self._turn(now_s)
         for task in self._waiting.values():
             self.outcomes.append(Outcome(task, End.NEVER_STARTED, now_s))

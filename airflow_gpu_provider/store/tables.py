@@ -211,3 +211,20 @@ run = Table(
     Column("ended_at", UtcDateTime, nullable=False),
     Index("ix_gpu_run_ended_at", "ended_at"),
 )
+
+# What people reserved ahead; which devices are kept for it is the leader's choice.
+reservation = Table(
+    "gpu_reservation",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("starts_at", UtcDateTime, nullable=False),
+    Column("ends_at", UtcDateTime, nullable=False),
+    Column("by", String(250), nullable=False),
+    Column("team", String(250), nullable=True),
+    Column("dag_id", String(250), nullable=True),
+    Column("devices", JSON, nullable=False),  # named ones; empty: `number` of `model`
+    Column("number", Integer, nullable=False),
+    Column("model", String(250), nullable=True),
+    Column("reason", Text, nullable=False),
+    Column("kept", JSON, nullable=False),
+)

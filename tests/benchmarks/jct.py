@@ -29,11 +29,11 @@ from statistics import fmean
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import CyclePolicy, Fleet, GpuRequest
 from airflow_gpu_provider.broker.throughput import Throughput, ThroughputTable
+from airflow_gpu_provider.scenes import described_fleet
 from airflow_gpu_provider.simulation.policies import POLICIES, Ours
 from airflow_gpu_provider.simulation.report import Report, report
 from airflow_gpu_provider.simulation.simulator import Scheduler, simulate
 from airflow_gpu_provider.simulation.task import START, Task
-from airflow_gpu_provider.what_if import described_fleet
 
 FLEET = "k:9x(4xK80);p:9x(4xP100);v:9x(4xV100)"
 MODELS = ("k80", "p100", "v100")

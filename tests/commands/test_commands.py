@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from sqlalchemy import insert
 
 from airflow_gpu_provider.commands import parse_seconds
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.reservation_commands import local, parse_moment
 from airflow_gpu_provider.server.auth import Role, verify_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.history import FinishedRun, run_row
 from airflow_gpu_provider.store.tables import run
 from tests.hooks.test_broker_hook import connect
-from tests.server.conftest import SECRET, ask
+from tests.server.conftest import SECRET, ask, look
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,66 @@ def test_a_person_drains_and_undrains(
     assert broker.drains.in_force() == ()
     with pytest.raises(SystemExit, match="No agent reports a node or device 'n9'"):
         airflow("gpu", "drain", "n9", "--reason", "x")
+
+
+def test_a_person_reserves_and_takes_it_back(
+    broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", SECRET)
+    held = ask(broker, "late", 1)
+    look(broker, held, "granted")
+    airflow("gpu", "reserve", "--team", "vision", "--number", "2", "--from", "now", "--for", "8h")
+    said = capsys.readouterr().out
+    assert "Reserved 2 x GPU for team vision from" in said and "Kept now: GPU-n1-0, GPU-n1-1." in said
+    assert "Others still hold some of them: d.late r try 1." in said
+    airflow("gpu", "reservations", "-o", "json")
+    (row,) = rows(capsys)
+    assert (row["state"], row["for"], row["asked"]) == ("begun", "team vision", "2 x GPU")
+    assert (row["kept"], row["overstays"]) == ("GPU-n1-0, GPU-n1-1", "d.late r try 1")
+    airflow("gpu", "unreserve", row["reservation"])
+    assert "is taken back" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="There is no reservation"):
+        airflow("gpu", "unreserve", row["reservation"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--team t --from now --for 8h", "write one of the two"),
+        ("--team t --device GPU-1 --number 1 --from now --for 8h", "write one of the two"),
+        ("--number 1 --from now --for 8h", "whom it is for"),
+        ("--team t --number 1 --from tomorrow --for 8h", "'tomorrow' is no time; write e.g. 'in 2h'"),
+        ("--team t --number 9 --from now --for 8h", "asked 9 x GPU; the fleet has 2"),
+        ("--team t --number -1 --from now --for 8h", "number: Input should be greater than"),
+    ],
+)
+def test_a_wrong_reservation_ends_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, words: str, says: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", SECRET)
+    with pytest.raises(SystemExit, match=says):
+        airflow("gpu", "reserve", *words.split())
+
+
+def test_a_time_is_read_with_its_zone_or_by_the_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+        for text, utc in (
+            ("now", "2026-03-01T12:00"),
+            ("in 90m", "2026-03-01T13:30"),
+            ("2026-03-01T14:00Z", "2026-03-01T14:00"),
+            ("2026-03-01T14:00+02:00", "2026-03-01T12:00"),
+            ("2026-03-01T14:00", "2026-03-01T13:00"),
+            ("2026-07-01 14:00", "2026-07-01T12:00"),
+        ):
+            found = parse_moment(text, now).astimezone(timezone.utc)
+            assert found.strftime("%Y-%m-%dT%H:%M") == utc, text
+        assert local(now) == "2026-03-01 13:00 CET (UTC+0100)"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_what_was_learned_of_finished_runs_is_shown(

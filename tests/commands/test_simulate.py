@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider import what_if
+from airflow_gpu_provider import scenes, what_if
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.rows import LeaseRow
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import RequestBody, TaskKey
+from airflow_gpu_provider.wishes import ReservationBody
 from tests.commands.test_commands import airflow, rows
 from tests.hooks.test_broker_hook import connect
 from tests.server.conftest import ask, report
@@ -61,6 +62,17 @@ def test_the_present_queue_with_and_without_more_devices(
     assert "5 tasks promise no max_runtime: taken to run 10m" in printed.err
 
 
+def test_what_is_reserved_is_respected(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both devices are reserved in 10 minutes for half an hour: who takes longer starts after that."""
+    start = datetime.now(timezone.utc) + timedelta(minutes=10)
+    broker.reservations.reserve(ReservationBody(starts_at=start, for_s=1800, team="vision", number=2), "ann")
+    for team in ("text", "vision"):
+        ask(broker, f"of-{team}", 2, team=team, max_runtime_s=1200)
+    (row,) = simulated(capsys)
+    # The owner's runs now; the other one would not end in time.
+    assert float(row["makespan_s"]) == pytest.approx(2400 + 1200, abs=30)
+
+
 def test_a_trace_on_a_described_fleet_by_all_policies(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     found = simulated(
         capsys, "--trace", trace, "--fleet", "2x(2xA100)", "--policies", "ours,fifo,pools,tflops"
@@ -98,8 +110,8 @@ def test_mistakes_end_with_a_sentence(words: tuple[str, ...], says: str, trace: 
 
 
 def test_added_devices_come_in_nodes_of_eight_with_names_of_their_own() -> None:
-    fleet = what_if.described_fleet("added-1:8xA100;b:2xV100")
-    larger = what_if.enlarged(fleet, "20xA100")
+    fleet = scenes.described_fleet("added-1:8xA100;b:2xV100")
+    larger = scenes.enlarged(fleet, "20xA100")
     assert [(node.name, len(node.devices)) for node in larger.nodes] == [
         ("added-1", 8),
         ("b", 2),
@@ -121,7 +133,7 @@ def test_suspect_devices_are_not_simulated_as_free(
 
 @pytest.mark.parametrize(("age_s", "left_s"), [(30, 70), (500, 60)])
 def test_what_overran_its_promise_is_taken_to_end_soon(age_s: float, left_s: float) -> None:
-    fleet = what_if.described_fleet("n1:2xA100")
+    fleet = scenes.described_fleet("n1:2xA100")
     began = datetime(2026, 3, 1, tzinfo=timezone.utc)
     lease = LeaseRow(
         lease_id="lease",
@@ -129,12 +141,13 @@ def test_what_overran_its_promise_is_taken_to_end_soon(age_s: float, left_s: flo
         request=RequestBody(gpus=2, max_runtime_s=100),
         owner=None,
         devices=["n1/0", "n1/1"],
+        shares=[1.0],
         nodes=["n1"],
         granted_at=began,
         expires_in_s=20,
         epoch=1,
     )
-    scene = what_if.present(fleet, [], [lease], began + timedelta(seconds=age_s), runtime_s=9)
+    scene = scenes.present(fleet, [], [lease], began + timedelta(seconds=age_s), runtime_s=9)
     (running,) = scene.running
     assert (running.left_s, running.started_s, scene.assumed) == (left_s, -age_s, 0)
 

@@ -80,10 +80,19 @@ def until_leading(broker: Broker) -> None:
         time.sleep(0.01)
 
 
-def ask(broker: Broker, task: str, gpus: int = 1, **more: object) -> str:
+def ask(
+    broker: Broker,
+    task: str,
+    gpus: int = 1,
+    *,
+    try_number: int = 1,
+    max_runtime_s: float | None = None,
+    **more: object,
+) -> str:
     """Submit a claim without HTTP; return its id."""
-    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=1)
-    body = ClaimBody(key=key, request=RequestBody(gpus=gpus, task_class=f"{key.dag_id}.any"), **more)
+    key = TaskKey(dag_id="d", run_id="r", task_id=task, map_index=-1, try_number=try_number)
+    request = RequestBody(gpus=gpus, max_runtime_s=max_runtime_s, task_class=f"{key.dag_id}.any")
+    body = ClaimBody(key=key, request=request, **more)
     return asyncio.run(broker.submit(body, is_attended=False)).claim_id
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.wire import DrainBody
+from airflow_gpu_provider.wishes import DrainBody
 
 from .conftest import ask, look
 
@@ -74,7 +74,7 @@ def test_other_replicas_learn_of_it_from_the_tables(broker: Broker) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
             other.mirror.merge(other.nodes.load())
-        other.drain(DrainBody(target="n1", reason="x"), "ann")
+        other.drains.drain(DrainBody(target="n1", reason="x"), "ann")
         while not broker.drains.in_force():
             assert time.monotonic() < deadline
             time.sleep(0.05)
