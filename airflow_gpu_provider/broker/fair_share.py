@@ -164,6 +164,17 @@ class FairShare:
         free = int((limit - self.held(claim.team)) * WHOLE_DEVICE + 1e-6)
         return max(0, free // max(self._shares(claim.request)))
 
+    def growth_refusal(self, lease: Lease, milli: int) -> str | None:
+        """Return why the team's limit keeps a lease from holding so much; None = it does not."""
+        team, more = team_of(lease), (milli - sum(lease.milli)) / WHOLE_DEVICE
+        limit = self._quotas.of(team).limit
+        if limit is None or more <= 0 or self.held(team) + more <= limit + 1e-9:
+            return None
+        return (
+            f"asked {more:g} device(s) more; team {team} holds {self.held(team):g} and may have {limit:g}; "
+            "ask when the team gives devices back, or raise its limit"
+        )
+
     def limit_reason(self, claim: Claim) -> Reason | None:
         """Return why the team's limit keeps a claim from starting now, or ever; None = it does not."""
         if not self.is_over_limit(claim):

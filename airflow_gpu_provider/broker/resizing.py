@@ -71,6 +71,9 @@ class Resizing:
         open_offer = self._holdings.offer_of(lease_id)
         with self._room_for(lease, now) as room:
             found = resize(lease, wish, room, now, open_offer=open_offer, policy=self._policy)
+        refusal = self._share.growth_refusal(lease, _milli_of(found))
+        if refusal is not None and found != open_offer:
+            return ResizeRefused(refusal)
         if isinstance(found, Resized):
             self._become(lease, found.lease)
         elif isinstance(found, Offer) and found != open_offer:
@@ -142,6 +145,8 @@ class Resizing:
         near = self._regions.around(kinds, None, self._pending.classes.values())
         try:
             for waiting in self._pending.heads(self._share, near):
+                if self._share.is_over_limit(waiting.first):
+                    continue  # it waits for its own team, and keeps nothing from others
                 holds.keep(self._keeping.key_for(waiting.first, waiting.key, now))
             closed = self._keeping.closed_to(lease.claim, now)
             yield FreeRoom(self._capacity, self._placer, closed)
@@ -156,3 +161,12 @@ class Resizing:
         layout = self._capacity.layout
         places = (layout.place_of.get(device) for device in devices)
         return self._regions.of_kinds({int(layout.kind_of[place[0]]) for place in places if place})
+
+
+def _milli_of(found: Decision) -> int:
+    """Return what the lease would hold in all, in milli-GPU; 0 where it stays as it is."""
+    if isinstance(found, Resized):
+        return sum(found.lease.milli)
+    if isinstance(found, Offer):
+        return sum(found.shares) if found.shares else found.request.milli * len(found.devices)
+    return 0

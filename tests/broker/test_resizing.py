@@ -9,6 +9,7 @@ from datetime import timedelta
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Claim, CyclePolicy, DeviceId, Fleet, Lease
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizeRefused
+from airflow_gpu_provider.broker.quota import Quota, Quotas
 from airflow_gpu_provider.broker.resize import Wish
 
 from .builders import NOW, claim, fleet, fleet_of, lease, node
@@ -139,6 +140,25 @@ def test_an_offer_outlives_changes_of_the_fleet_and_a_take_over() -> None:
     assert isinstance(heir.resizing.accept(held.id, NOW), Offer)
     assert isinstance(heir.resizing.commit(held.id, NOW), Resized)
     heir.validate()
+
+
+def test_a_lease_does_not_grow_beyond_the_limit_of_its_team() -> None:
+    quotas = Quotas({"vision": Quota(devices=1, limit=2)})
+    mine = replace(lease("x", "n0/0"), claim=replace(claim("x"), team="vision"))
+    engine = Engine(CyclePolicy(), fleet(1, 3), [mine], quotas=quotas)
+    engine.submit(replace(claim("gang", 2), team="vision"))
+    engine.turn(NOW)
+    found = engine.resizing.resize(mine.id, Wish(gpus=3), NOW)
+    assert isinstance(found, ResizeRefused)
+    assert "asked 2 device(s) more; team vision holds 1 and may have 2" in found.reason
+    assert isinstance(engine.resizing.resize(mine.id, Wish(gpus=2), NOW), Resized), "the gang keeps nothing"
+    engine.turn(NOW)
+    assert isinstance(engine.resizing.resize(mine.id, Wish(gpus=1), NOW), Resized)
+    engine.turn(NOW)
+    assert isinstance(engine.resizing.resize(mine.id, Wish(gpus=2), NOW), Resized), (
+        "what was given back counts"
+    )
+    engine.validate()
 
 
 def test_members_that_join_are_like_those_there_where_enough_such_are_free() -> None:
