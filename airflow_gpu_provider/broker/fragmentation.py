@@ -1,10 +1,13 @@
 """What a placement costs the requests that come after it, in milli-GPU.
 
 *Fragmentation* (FGD, ATC'23): free GPU on a bank that a request of the recent mix cannot use, expected over
-the mix. *Stranded* GPU: free GPU that the node's remaining CPU and memory cannot feed at the mix's average
-need. *Pressure* of a kind: demand of the requests that accept only some kinds, over their capacity, so that
-flexible requests leave scarce models to those who need them. The mix must be fresh: a stale one costs more
-than it saves. The next step is `placement.Placer`, which adds these up.
+the mix; in part also what is left over when such requests fill the bank. *Stranded* GPU: free GPU that the
+node's remaining CPU and memory cannot feed at the mix's average need. *Pressure* of a kind: demand of the
+requests that accept only some kinds, over their capacity, so that flexible requests leave scarce models to
+those who need them; a young mix, which has not met most of these, imagines a few for each kind (Laplace's
+rule of succession). It is paid for the larger of the shares of GPU and cores that are taken, as in dominant
+resource fairness (NSDI'11). The mix must be fresh: a stale one costs more than it saves. The next step is
+`placement.Placer`, which adds these up.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
 #: How far scarcity follows what is free of a kind, and its limit. With more weight, more choosy claims are
 #: served until demand reaches the fleet's size, and less of the fleet is used when demand is far beyond it.
-_FOLLOWS, _MOST_SCARCE = 0.5, 2.0
+_FOLLOWS, _MOST_SCARCE = 0.25, 2.0
+#: Requests imagined for each kind that accept no other, and the most that they make of its pressure: no more
+#: than what a model of half the speed costs, so that they decide only between models of about one speed.
+_IMAGINED, _MOST_IMAGINED = 3.0, 0.5
+#: How much of a class's loss on a bank is what it leaves over by filling it, and not what is too small for it
+#: at all. Filling alone is worse: a bank is hardly ever filled by one class.
+_FILLING = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +52,7 @@ class Mix:
     suits: BoolArray  #: [C, K]
     pressure: FloatArray  #: [K] on an empty fleet
     size: FloatArray  #: [K] milli-GPU of each kind
+    gpu_per_core: FloatArray  #: [K] milli-GPU for each milli-core of the nodes of a kind
     cpu_per_gpu: float  #: milli-cores for each milli-GPU, 0 = nobody asks for cores
     memory_per_gpu: float  #: MiB for each milli-GPU
 
@@ -84,8 +94,9 @@ class Mix:
             milli=np.array(list(distinct), np.int64).reshape(len(distinct), len(layout.kinds)),
             share=np.array([distinct[key[2]] for key in keys], np.int64),
             suits=suits_of,
-            pressure=_pressure(size, suits_of, per_class),
+            pressure=_pressure(size, suits_of, per_class, total),
             size=size,
+            gpu_per_core=_gpu_per_core(layout, size),
             cpu_per_gpu=cpu / demand if demand else 0.0,
             memory_per_gpu=memory / demand if demand else 0.0,
         )
@@ -102,13 +113,30 @@ class Mix:
         found: FloatArray = self.pressure * fuller**_FOLLOWS
         return np.minimum(found, _MOST_SCARCE)
 
+    def dearness(self, free_of_kind: Sequence[int], taken: IntArray, cores: int) -> FloatArray:
+        """Return what a request pays for scarcity that takes so much GPU [K] and so many milli-cores."""
+        return self.scarcity(free_of_kind) * np.maximum(taken, cores * self.gpu_per_core)
+
     def fragments(self, kind: IntArray, cpu: IntArray, milli: IntArray) -> FloatArray:
         """Return the milli-GPU that the mix cannot use; ``kind`` and ``cpu`` are [R], ``milli`` is [R, W]."""
-        fits = milli[:, None, :] >= self.milli[:, kind].T[:, :, None]
-        small = np.where(fits, 0, milli[:, None, :]).sum(axis=2)[:, self.share]
-        usable = (cpu[:, None] >= self.cpu) & (fits.sum(axis=2)[:, self.share] >= self.gpus)
-        usable &= self.suits[:, kind].T
-        found: FloatArray = np.where(usable, small, milli.sum(axis=1)[:, None]) @ self.weight
+        share = np.maximum(self.milli[:, kind].T, 1)
+        times = milli[:, None, :] // share[:, :, None]
+        small = np.where(times > 0, 0, milli[:, None, :]).sum(axis=2)[:, self.share]
+        total = milli.sum(axis=1)[:, None]
+        fills = self._fills(cpu, times)
+        left = total - fills * self.gpus * share[:, self.share]
+        unused = (1.0 - _FILLING) * small + _FILLING * left
+        usable = (fills > 0) & self.suits[:, kind].T
+        found: FloatArray = np.where(usable, unused, total) @ self.weight
+        return found
+
+    def _fills(self, cpu: IntArray, times: IntArray) -> IntArray:
+        """Return how often each class fits [R, C], when its share fits ``times`` [R, S, W] on each device."""
+        # Members of a gang sit on distinct devices.
+        gangs = (times > 0).sum(axis=2)[:, self.share] // self.gpus
+        fills = np.where(self.gpus > 1, gangs, times.sum(axis=2)[:, self.share])
+        fed = np.maximum(cpu, 0)[:, None] // np.maximum(self.cpu, 1)
+        found: IntArray = np.where(self.cpu > 0, np.minimum(fills, fed), fills)
         return found
 
     def stranded(self, cpu: IntArray, memory: IntArray, milli: IntArray) -> FloatArray:
@@ -127,11 +155,21 @@ def _largest_banks(layout: Layout) -> list[int]:
     return [int(sizes[layout.kind_of == kind].max()) for kind in range(len(layout.kinds))]
 
 
-def _pressure(size: FloatArray, suits: BoolArray, demand: FloatArray) -> FloatArray:
+def _gpu_per_core(layout: Layout, size: FloatArray) -> FloatArray:
+    cores = np.bincount(layout.kind_of, layout.cpu[layout.node_of], minlength=len(size))
+    found: FloatArray = np.divide(size, cores, out=np.zeros(len(size)), where=cores > 0)
+    return found
+
+
+def _pressure(size: FloatArray, suits: BoolArray, demand: FloatArray, requests: int) -> FloatArray:
+    """Return the demand for each kind by those who do not accept all, scaled to a fleet in full use."""
+    if not len(size):
+        return np.zeros(0)
+    each = demand.sum() / requests if requests else float(WHOLE_DEVICE)
+    scale = size.sum() / (demand.sum() + _IMAGINED * each * len(size))
     choosy = suits.any(axis=1) & ~suits.all(axis=1)
-    if not choosy.any():
-        return np.zeros(len(size))
-    # The demand of each choosy class spreads over the kinds it accepts, scaled to a fleet in full use.
-    per_milli = demand[choosy] / (suits[choosy] @ size) * (size.sum() / demand.sum())
-    pressure: FloatArray = per_milli @ suits[choosy]
+    # The demand of each choosy class spreads over the kinds it accepts.
+    per_milli = demand[choosy] / (suits[choosy] @ size) * scale
+    imagined = np.minimum(_IMAGINED * each / np.maximum(1.0, size) * scale, _MOST_IMAGINED)
+    pressure: FloatArray = per_milli @ suits[choosy] + imagined
     return pressure

@@ -19,7 +19,7 @@ from airflow_gpu_provider.broker.artifact_affinity import EVERYWHERE, Level, Nea
 from airflow_gpu_provider.broker.capacity import Capacity, Place
 from airflow_gpu_provider.broker.costs import Banks, CostFunction, is_share
 from airflow_gpu_provider.broker.fragmentation import Mix
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray, millicores
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest
 from airflow_gpu_provider.broker.request_class import RequestClass
 from airflow_gpu_provider.broker.shapes import Shapes
@@ -104,9 +104,10 @@ class Placer:
     def _dearness(self, kept: RequestClass) -> FloatArray:
         """Return what scarcity and measured speed add on each kind for this class, as things are now."""
         free = self._capacity.free_of_kind
-        each = self.mix.scarcity(free)
+        taken = kept.request.gpus * kept.shares
+        scarce = self.mix.dearness(free, taken, millicores(kept.request.cpu_cores))
         by_speed = self._speeds.of(kept.request, 1.0 - sum(free) / max(1, self._size))
-        return (each if by_speed is None else each + by_speed) * kept.request.gpus * kept.shares
+        return scarce if by_speed is None else scarce + by_speed * taken
 
     def suitable(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> BoolArray:
         """Return the devices that suit a request, free or not."""
