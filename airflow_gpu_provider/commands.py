@@ -14,6 +14,7 @@ from airflow.utils import cli as cli_utils
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 from pydantic import ValidationError
 
+from airflow_gpu_provider.broker.flavor_table import extended
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
@@ -119,11 +120,18 @@ def simulate(args: argparse.Namespace) -> None:
 
     what_if.check_plot(args.plot)
     runtime_s = parse_seconds(args.runtime)
-    scene = scenes.scene(GpuBrokerHook(args.conn_id), trace=args.trace, fleet=args.fleet, runtime_s=runtime_s)
+    flavors = extended(Settings.load().own_flavors())
+    scene = scenes.scene(
+        GpuBrokerHook(args.conn_id),
+        trace=args.trace,
+        fleet=args.fleet,
+        runtime_s=runtime_s,
+        flavors=flavors,
+    )
     if scene.assumed:
         note = f"{scene.assumed} tasks promise no max_runtime: taken to run {args.runtime} (--runtime)."
         print(note, file=sys.stderr)
-    found = what_if.compare(scene, args.policies, add=args.add, dag_id=args.dag_id)
+    found = what_if.compare(scene, args.policies, add=args.add, dag_id=args.dag_id, flavors=flavors)
     is_for_people = args.output in ("table", "plain")
     print_rows(args, what_if.rows_for_people(found) if is_for_people else what_if.rows_for_programs(found))
     what_if.save_plot(args.plot, found)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from airflow_gpu_provider.broker.flavor_table import EXAMPLE, parse_flavors
+from airflow_gpu_provider.broker.flavors import Flavor
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
 from airflow_gpu_provider.broker.quota import Quotas
 from airflow_gpu_provider.exceptions import InvalidRequest
@@ -123,6 +126,11 @@ class Settings(BaseModel):
         '{"vision": {"devices": 8, "weight": 2}, "text": {"share": 0.25, "limit": 16}}. '
         "Empty: no team owns anything, and order is by value alone.",
     )
+    flavors: str = Field(
+        "",
+        description="GPU models that the built-in table lacks, or has otherwise, as JSON: memory and TFLOPS "
+        f"by precision, or a rating on the scale A100 = 35, V100 = 15. For example {EXAMPLE}.",
+    )
     cost_band: float = Field(
         50.0,
         ge=0,
@@ -135,6 +143,16 @@ class Settings(BaseModel):
     def _check_quotas(cls, text: str) -> str:
         Quotas.parse(text)
         return text
+
+    @field_validator("flavors")
+    @classmethod
+    def _check_flavors(cls, text: str) -> str:
+        parse_flavors(text)
+        return text
+
+    def own_flavors(self) -> Mapping[str, Flavor]:
+        """Return the models of the option `flavors`."""
+        return parse_flavors(self.flavors)
 
     @classmethod
     def load(cls) -> Settings:

@@ -8,13 +8,13 @@ only what was promised is known. The next step is `what_if.compare`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
-from airflow_gpu_provider.broker.flavors import tflops
+from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor
 from airflow_gpu_provider.broker.model import CyclePolicy, Device, DeviceId, Fleet, Node, NodeName
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 from airflow_gpu_provider.exceptions import InvalidRequest
@@ -49,7 +49,14 @@ class Scene:
                 yield (at - START).total_seconds()
 
 
-def scene(hook: GpuBrokerHook, *, trace: str | None, fleet: str | None, runtime_s: float) -> Scene:
+def scene(
+    hook: GpuBrokerHook,
+    *,
+    trace: str | None,
+    fleet: str | None,
+    runtime_s: float,
+    flavors: Mapping[str, Flavor] = FLAVORS,
+) -> Scene:
     """Return what to simulate: a trace or the present queue, on a described fleet or the present one."""
     if trace is None and fleet is not None:
         raise InvalidRequest(
@@ -58,7 +65,7 @@ def scene(hook: GpuBrokerHook, *, trace: str | None, fleet: str | None, runtime_
             reason="fleet_without_trace",
         )
     if fleet is not None:
-        return Scene(described_fleet(fleet), read_trace(Path(trace or "")))
+        return Scene(described_fleet(fleet, flavors=flavors), read_trace(Path(trace or "")))
     there, now = fleet_of_nodes(hook.nodes()), datetime.now(timezone.utc)
     reserved = tuple(_reserved(row, now) for row in hook.reservations())
     if trace is not None:
@@ -112,15 +119,15 @@ def fleet_of_nodes(rows: Sequence[NodeRow]) -> Fleet:
     )
 
 
-def described_fleet(text: str, *, base_name: str = "node") -> Fleet:
+def described_fleet(text: str, *, base_name: str = "node", flavors: Mapping[str, Flavor] = FLAVORS) -> Fleet:
     """Return the fleet of a text such as ``64x(8xA100-80GB)``, a host for each node."""
-    return Fleet(tuple(_node(spec) for spec in parse_fleet(text, base_name=base_name)))
+    return Fleet(tuple(_node(spec) for spec in parse_fleet(text, base_name=base_name, flavors=flavors)))
 
 
-def enlarged(fleet: Fleet, text: str) -> Fleet:
+def enlarged(fleet: Fleet, text: str, flavors: Mapping[str, Flavor] = FLAVORS) -> Fleet:
     """Return the fleet with more devices; "16xA100" comes in nodes of at most 8."""
     taken = {node.name for node in fleet.nodes}
-    specs = [part for spec in parse_fleet(text, base_name="added") for part in _split(spec)]
+    specs = [part for spec in parse_fleet(text, base_name="added", flavors=flavors) for part in _split(spec)]
     nodes = []
     for spec in specs:
         name, number = spec.name, 2
@@ -144,9 +151,7 @@ def _split(spec: NodeSpec) -> list[NodeSpec]:
 def _node(spec: NodeSpec) -> Node:
     name = NodeName(spec.name)
     devices = tuple(
-        Device(
-            DeviceId(f"{name}/{index}"), name, each.model, each.memory_mib, tflops(each.model), simulated=True
-        )
+        Device(DeviceId(f"{name}/{index}"), name, each.model, each.memory_mib, each.tflops, simulated=True)
         for index, each in enumerate(spec.devices)
     )
     size = len(devices)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.scenes import Scene, enlarged
 from airflow_gpu_provider.simulation import plot
@@ -32,7 +33,12 @@ class Comparison:
 
 
 def compare(
-    what: Scene, policies: str, *, add: str | None = None, dag_id: str | None = None
+    what: Scene,
+    policies: str,
+    *,
+    add: str | None = None,
+    dag_id: str | None = None,
+    flavors: Mapping[str, Flavor] = FLAVORS,
 ) -> tuple[Comparison, ...]:
     """Return the figures of each policy on the fleet, and on the fleet with what is added.
 
@@ -54,7 +60,7 @@ def compare(
         )
     fleets = {_AS_IS: what.fleet}
     if add is not None:
-        fleets[f"+ {add}"] = enlarged(what.fleet, add)
+        fleets[f"+ {add}"] = enlarged(what.fleet, add, flavors)
     found = []
     for policy in names:
         for name, fleet in fleets.items():

@@ -85,6 +85,14 @@ def test_every_setting_is_listed_with_its_sentence(info: dict[str, Any]) -> None
     assert options["token_secret"]["sensitive"] is True
 
 
+def test_a_wrong_table_of_gpu_models_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__FLAVORS", '{"Q1": {"rating": 5}}')
+    with pytest.raises(InvalidRequest, match="'Q1' needs its memory"):
+        Settings.load()
+    monkeypatch.setenv("AIRFLOW__GPU__FLAVORS", '{"Q1": {"rating": 5, "memory": "8GiB"}}')
+    assert Settings.load().own_flavors()["Q1"].rating == 5
+
+
 def test_a_wrong_setting_is_named_and_a_secret_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU__MAX_LOAD", "7")
     with pytest.raises(InvalidRequest, match=r"\[gpu\] max_load = '7'.*less than or equal to 1"):

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from airflow_gpu_provider.exceptions import InvalidRequest
-
 _TENSOR_TO_RATING = 312 / 35
 
 
@@ -32,9 +30,12 @@ def _flavor(
     name: str, memory_mib: int, fp32: float, tensor: float | None, rating: float | None = None, **more: float
 ) -> Flavor:
     speeds = {**more, "fp32": fp32} if tensor is None else {**more, "fp32": fp32, "fp16": tensor}
-    if rating is None:
-        rating = round(fp32 if tensor is None else tensor / _TENSOR_TO_RATING, 1)
-    return Flavor(name, memory_mib, speeds, rating)
+    return Flavor(name, memory_mib, speeds, rating or rating_of(fp32, tensor))
+
+
+def rating_of(fp32: float, tensor: float | None) -> float:
+    """Return the rating that follows from speeds; ``tensor`` is FP16 on tensor cores, None without them."""
+    return round(fp32 if tensor is None else tensor / _TENSOR_TO_RATING, 1)
 
 
 #: Speeds from the vendor's data sheets: SXM version where there are several, FP16 with FP32 accumulation.
@@ -114,17 +115,3 @@ def tflops(model: str, table: Mapping[str, Flavor] = FLAVORS) -> float:
     """Return the rating of a model; 0.0 for an unknown one, which then meets no wish for speed."""
     known = table.get(model) or table.get(canonical_model(model))
     return 0.0 if known is None else known.rating
-
-
-def extended(ratings: Mapping[str, tuple[float, int]]) -> Mapping[str, Flavor]:
-    """Return the table with more models, each name with its (rating, memory in MiB); own entries win."""
-    added: dict[str, Flavor] = {}
-    for name, (rating, memory_mib) in ratings.items():
-        if not rating > 0 or memory_mib < 1:
-            raise InvalidRequest(
-                f"GPU model {name!r} has rating {rating} and {memory_mib} MiB: both must be above 0"
-            )
-        model = canonical_model(name)
-        known = FLAVORS.get(model)
-        added[model] = Flavor(model, memory_mib, {} if known is None else known.tflops, rating)
-    return {**FLAVORS, **added}

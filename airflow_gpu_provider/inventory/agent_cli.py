@@ -13,9 +13,11 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from airflow_gpu_provider.broker.flavor_table import extended, parse_flavors
+from airflow_gpu_provider.broker.flavors import Flavor
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.agent import Agent
@@ -60,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--node", help="name of its node; default: the host's")
     add("--simulated", metavar="FLEET", help="simulate devices: 2xA100-80GB,2xV100-32GB, or 64x(8xA100); "
         "'auto' = only where there are no real ones")  # fmt: skip
+    add("--flavors", type=Path, help="JSON file of GPU models that are not built in, for --simulated; "
+        "default: the variable AIRFLOW__GPU__FLAVORS")  # fmt: skip
     add("--faults", type=Path, help="JSON file of faults of simulated devices; read again when it changes")
     add("--artifacts", action="append", default=[], metavar="PATH", help="folder of pretrained models or "
         "data sets, or a pattern that matches them; may be given several times")  # fmt: skip
@@ -77,7 +81,12 @@ def _seconds(text: str) -> float:
 
 
 def choose_probe(
-    simulated: str | None, *, host_name: str, node: str | None, faults: Path | None = None
+    simulated: str | None,
+    *,
+    host_name: str,
+    node: str | None,
+    faults: Path | None = None,
+    flavors: Mapping[str, Flavor] | None = None,
 ) -> tuple[Probe, str]:
     """Return the probe and the sentence that announces it."""
     from airflow_gpu_provider.inventory.nvml import NvmlProbe
@@ -94,7 +103,7 @@ def choose_probe(
     from airflow_gpu_provider.inventory.fleet_spec import parse_fleet
     from airflow_gpu_provider.inventory.simulated import SimulatedProbe
 
-    nodes = parse_fleet(simulated, base_name=node or host_name)
+    nodes = parse_fleet(simulated, base_name=node or host_name, flavors=extended(flavors or {}))
     devices = sum(len(each.devices) for each in nodes)
     return SimulatedProbe(nodes, host_name=host_name, faults=faults), (
         f"SIMULATED fleet{why}: {devices} device(s) on {len(nodes)} node(s), {simulated}. "
@@ -113,6 +122,7 @@ def _run(options: argparse.Namespace) -> int:
         host_name=options.host or host.local_host(),
         node=options.node,
         faults=options.faults,
+        flavors=_flavors(options.flavors),
     )
     # --print is for programs: its output must stay JSON
     print(announcement, file=sys.stderr if options.print else sys.stdout, flush=True)
@@ -122,6 +132,15 @@ def _run(options: argparse.Namespace) -> int:
     else:
         agent.run(StopSignal().wait)
     return 0
+
+
+def _flavors(file: Path | None) -> Mapping[str, Flavor]:
+    if file is None:
+        return parse_flavors(os.environ.get("AIRFLOW__GPU__FLAVORS", ""))
+    try:
+        return parse_flavors(file.read_text())
+    except OSError as error:
+        raise InvalidRequest(f"--flavors {file} cannot be read: {error.strerror}.") from error
 
 
 class _Reporter:

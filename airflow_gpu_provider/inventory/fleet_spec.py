@@ -8,9 +8,10 @@ text is refused with the part that is wrong and an example. The next step is `si
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model
+from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor, canonical_model
 from airflow_gpu_provider.exceptions import InvalidRequest
 
 EXAMPLES = "2xA100-80GB,2xV100-32GB · node-a:2xA100-80GB;node-b:2xV100-32GB · 64x(8xA100-80GB)"
@@ -31,6 +32,7 @@ class DeviceSpec:
 
     model: str
     memory_mib: int
+    tflops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ class NodeSpec:
     devices: tuple[DeviceSpec, ...]
 
 
-def parse_fleet(text: str, *, base_name: str) -> tuple[NodeSpec, ...]:
+def parse_fleet(
+    text: str, *, base_name: str, flavors: Mapping[str, Flavor] = FLAVORS
+) -> tuple[NodeSpec, ...]:
     """Return the nodes that ``text`` describes; those without a name are called after ``base_name``."""
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if not parts:
@@ -53,7 +57,7 @@ def parse_fleet(text: str, *, base_name: str) -> tuple[NodeSpec, ...]:
             raise _wrong(text, f"{part!r} is not [NAME:]DEVICES or [NAME:]COUNTx(DEVICES)")
         own = base_name if len(parts) == 1 else f"{base_name}-{position}"
         name = match["name"] or own
-        devices = _devices(text, match["many"] or match["one"] or "")
+        devices = _devices(text, match["many"] or match["one"] or "", flavors)
         count = int(match["count"] or 1)
         if count < 1:
             raise _wrong(text, f"{part!r} asks for {count} nodes; the least is 1")
@@ -65,7 +69,7 @@ def parse_fleet(text: str, *, base_name: str) -> tuple[NodeSpec, ...]:
     return tuple(nodes)
 
 
-def _devices(text: str, part: str) -> tuple[DeviceSpec, ...]:
+def _devices(text: str, part: str, flavors: Mapping[str, Flavor]) -> tuple[DeviceSpec, ...]:
     devices: list[DeviceSpec] = []
     for item in part.split(","):
         match = _DEVICES.fullmatch(item.strip())
@@ -76,19 +80,24 @@ def _devices(text: str, part: str) -> tuple[DeviceSpec, ...]:
             raise _wrong(
                 text, f"{item.strip()!r} asks for {count} devices; from 1 to {MAX_DEVICES} are possible"
             )
-        devices += [_device(text, match["model"], match["gib"])] * count
+        devices += [_device(text, match["model"], match["gib"], flavors)] * count
     return tuple(devices)
 
 
-def _device(text: str, name: str, gib: str | None) -> DeviceSpec:
+def _device(text: str, name: str, gib: str | None, flavors: Mapping[str, Flavor]) -> DeviceSpec:
     model = canonical_model(name)
-    flavor = FLAVORS.get(model)
+    flavor = flavors.get(model)
     if flavor is None:
-        raise _wrong(text, f"{name!r} is no known model; known are {', '.join(sorted(FLAVORS))}")
+        raise _wrong(
+            text,
+            f"{name!r} is no known model; known are {', '.join(sorted(flavors))}, and more can be made known "
+            "in [gpu] flavors",
+        )
     if gib is not None and int(gib) < 1:
         raise _wrong(text, f"{name}-{gib}GB has no memory")
     # A "80GB" board shows 81920 MiB in NVML: vendors write GB and mean GiB.
-    return DeviceSpec(model, flavor.memory_mib if gib is None else int(gib) * 1024)
+    memory_mib = flavor.memory_mib if gib is None else int(gib) * 1024
+    return DeviceSpec(model, memory_mib, flavor.rating)
 
 
 def _numbered(name: str, count: int) -> list[str]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from airflow_gpu_provider.broker.flavors import tflops
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.fleet_spec import NodeSpec
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
@@ -142,7 +141,7 @@ def _node_report(host_name: str, node: NodeSpec) -> NodeReport:
                 id=simulated_id(host_name, node.name, index),
                 model=device.model,
                 memory_mib=device.memory_mib,
-                tflops=tflops(device.model),
+                tflops=device.tflops,
                 ecc_uncorrected=0,
                 simulated=True,
             )

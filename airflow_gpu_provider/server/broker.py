@@ -74,7 +74,9 @@ class Broker:
         self.watches = Watches()
         self.wakeup = Wakeup()
         self.mirror = FleetMirror(
-            stale_after_s=settings.stale_after_s, forget_after_s=settings.forget_nodes_after_s
+            stale_after_s=settings.stale_after_s,
+            forget_after_s=settings.forget_nodes_after_s,
+            flavors=settings.own_flavors(),
         )
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self.leadership = Leadership(self.engine, me, ttl_on(self.engine, settings.leader_ttl_s))
@@ -90,7 +92,7 @@ class Broker:
         )
         self._cached_outbox: Outbox | None = None
         self.runs = RunStore(self.engine)
-        self.history = History(self.runs, clock, feeds_engine=settings.measured_throughput)
+        self.history = History(self.runs, settings, clock)
         self.desk = Desk(
             settings,
             self.store,

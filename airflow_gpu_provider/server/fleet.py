@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
+from airflow_gpu_provider.broker.flavor_table import rated
+from airflow_gpu_provider.broker.flavors import Flavor
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.store.nodes import StoredNode
@@ -35,7 +37,11 @@ class _Known:
 class FleetMirror:
     """Newest reports by node. Thread-safe."""
 
-    def __init__(self, *, stale_after_s: float, forget_after_s: float) -> None:
+    def __init__(
+        self, *, stale_after_s: float, forget_after_s: float, flavors: Mapping[str, Flavor] | None = None
+    ) -> None:
+        """Devices of a model in ``flavors`` are rated by it, whatever their agents say."""
+        self._flavors = flavors or {}
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
         self._lock = threading.Lock()
@@ -152,11 +158,27 @@ class FleetMirror:
             known.stored = stored
             return known
         self.version += 1
-        fresh = _Known(stored, facts, _to_node(report))
+        fresh = _Known(stored, facts, self._to_node(report))
         if known is not None:
             fresh.saved_facts, fresh.saved_at = known.saved_facts, known.saved_at
         self._known[report.name] = fresh
         return fresh
+
+    def tflops(self, report: DeviceReport) -> float:
+        """Return the rating of a device."""
+        return rated(report.model, report.tflops, report.share, self._flavors)
+
+    def _to_node(self, report: NodeReport) -> Node:
+        return Node(
+            name=NodeName(report.name),
+            host=report.host,
+            cpu_cores=report.cpu_cores,
+            memory_mib=report.memory_mib,
+            devices=tuple(_to_device(each, report.name, self.tflops(each)) for each in report.devices),
+            load=report.load,
+            labels=report.labels,
+            artifacts=artifact_names(report.artifacts or ()),
+        )
 
     def _own(self, report: NodeReport) -> None:
         """Let devices belong to the node that reported them first, as long as it does."""
@@ -191,19 +213,6 @@ def _seconds(earlier: datetime, stored: StoredNode) -> float:
     return (stored.reported_at - earlier).total_seconds()
 
 
-def _to_node(report: NodeReport) -> Node:
-    return Node(
-        name=NodeName(report.name),
-        host=report.host,
-        cpu_cores=report.cpu_cores,
-        memory_mib=report.memory_mib,
-        devices=tuple(_to_device(device, report.name) for device in report.devices),
-        load=report.load,
-        labels=report.labels,
-        artifacts=artifact_names(report.artifacts or ()),
-    )
-
-
 def unavailable_reason(device: DeviceReport) -> str | None:
     """Return why a device is not offered, None when it is fine."""
     if device.suspect:
@@ -214,13 +223,13 @@ def unavailable_reason(device: DeviceReport) -> str | None:
     return None
 
 
-def _to_device(report: DeviceReport, node: str) -> Device:
+def _to_device(report: DeviceReport, node: str, tflops: float) -> Device:
     return Device(
         id=DeviceId(report.id),
         node=NodeName(node),
         model=report.model,
         memory_mib=report.memory_mib,
-        tflops=report.tflops,
+        tflops=tflops,
         utilisation=report.utilisation,
         memory_used_mib=report.memory_used_mib,
         unavailable=unavailable_reason(report),

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.broker.flavor_table import extended
 from airflow_gpu_provider.broker.model import NodeName
 from airflow_gpu_provider.broker.redundancy import FailureHistory, Redundancy
 from airflow_gpu_provider.broker.throughput import Measured, Speeds, ThroughputTable
+from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.store.history import FinishedRun, RunStore
 
 _REFRESH_S = 3.0
@@ -27,12 +29,12 @@ _MOVED = 0.01  # a speed that moved by less is not worth telling
 class History:
     """Finished runs, folded. Thread-safe."""
 
-    def __init__(self, store: RunStore, clock: Callable[[], datetime], *, feeds_engine: bool) -> None:
+    def __init__(self, store: RunStore, settings: Settings, clock: Callable[[], datetime]) -> None:
         self._store = store
         self._clock = clock
-        self._feeds_engine = feeds_engine
+        self._feeds_engine = settings.measured_throughput
         self._lock = threading.Lock()
-        self._table = ThroughputTable()
+        self._table = ThroughputTable(flavors=extended(settings.own_flavors()))
         self._failures = FailureHistory()
         self._recent: dict[str, datetime] = {}  #: leases whose runs a next look may return again
         self._seen_at: datetime | None = None

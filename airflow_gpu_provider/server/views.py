@@ -105,7 +105,7 @@ def _device_view(broker: Broker, device_id: str, milli: int) -> DeviceView:
         host=node.host,
         model=device.model,
         memory_mib=device.memory_mib,
-        tflops=device.tflops,
+        tflops=broker.mirror.tflops(device),
         simulated=device.simulated,
         milli=milli,
     )
@@ -144,6 +144,7 @@ def nodes(broker: Broker) -> list[NodeRow]:
                         drain or drained.get((DrainScope.DEVICE, device.id)),
                         holders.get(device.id, []),
                         broker.mirror.also_reported_by(device.id, report.name),
+                        broker.mirror.tflops(device),
                     )
                     for device in report.devices
                 ],
@@ -171,6 +172,7 @@ def _device_row(
     drain: str | None,
     holders: list[HolderRow],
     owner: str | None,
+    tflops: float,
 ) -> DeviceRow:
     fault = unavailable_reason(device)
     if owner is not None:
@@ -184,7 +186,7 @@ def _device_row(
         id=device.id,
         model=device.model,
         memory_mib=device.memory_mib,
-        tflops=device.tflops,
+        tflops=tflops,
         state=state,
         why=why,
         # A stale measurement is not a measurement.

@@ -1,7 +1,7 @@
 """What finished runs told of themselves, for those that follow: speeds reached, shards lost.
 
 A row for each lease whose holder told something, written in the transaction that ends the lease. Only speeds
-that can be compared are kept: of work that ended well, on whole real devices of one model that were the same
+that can be compared are kept: of work that ended well, on real devices of one model that were the same
 all the time. The rows outlive their claims and are forgotten after the same time. The next step is
 `server.history`.
 """
@@ -90,7 +90,7 @@ def finished_run(
         and len(models) == 1
         and len(known) == len(members)
         and request.milli == WHOLE_DEVICE
-        and all(device.share == 1.0 and not device.simulated for device, _ in known)
+        and not any(device.simulated for device, _ in known)
     )
     if told.shards is None and not is_comparable:
         return None

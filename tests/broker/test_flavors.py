@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model, extended, is_slice, tflops
-from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.broker.flavors import FLAVORS, canonical_model, is_slice, tflops
 
 
 @pytest.mark.parametrize(
@@ -58,17 +57,3 @@ def test_ratings_are_on_the_scale_of_the_requirement() -> None:
     assert tflops("NVIDIA A100-SXM4-80GB") == 35
     assert tflops("T4") < tflops("V100") < tflops("A100") < tflops("H100") < tflops("B200")
     assert tflops("who knows") == 0.0
-
-
-def test_the_table_can_be_extended_and_own_entries_win() -> None:
-    table = extended({"NVIDIA Future F1": (120.0, 200_000), "T4": (9.0, 15_000)})
-    assert table["FUTURE-F1"].memory_mib == 200_000
-    assert tflops("T4", table) == 9.0
-    assert tflops("A100", table) == 35
-    assert tflops("T4") != 9.0, "the shared table stays as it is"
-
-
-@pytest.mark.parametrize("entry", [(0.0, 1000), (float("nan"), 1000), (5.0, 0)])
-def test_an_entry_without_speed_or_memory_is_refused(entry: tuple[float, int]) -> None:
-    with pytest.raises(InvalidRequest, match="F1"):
-        extended({"F1": entry})

@@ -73,6 +73,17 @@ def test_what_is_reserved_is_respected(broker: Broker, capsys: pytest.CaptureFix
     assert float(row["makespan_s"]) == pytest.approx(2400 + 1200, abs=30)
 
 
+def test_models_of_the_configuration_can_be_simulated(
+    capsys: pytest.CaptureFixture[str], trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--trace", trace, "--fleet", "2x(2xQ1)", "--add", "2xQ2")
+    with pytest.raises(SystemExit, match="'Q1' is no known model"):
+        simulated(capsys, *options)
+    own = '{"Q1": {"memory": "80GiB", "rating": 40}, "Q2": {"memory": "80GiB", "rating": 50}}'
+    monkeypatch.setenv("AIRFLOW__GPU__FLAVORS", own)
+    assert [row["fleet"] for row in simulated(capsys, *options)] == ["as is", "+ 2xQ2"]
+
+
 def test_a_trace_on_a_described_fleet_by_all_policies(capsys: pytest.CaptureFixture[str], trace: str) -> None:
     found = simulated(
         capsys, "--trace", trace, "--fleet", "2x(2xA100)", "--policies", "ours,fifo,pools,tflops"

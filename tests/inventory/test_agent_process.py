@@ -188,6 +188,22 @@ def test_once_prints_the_report_as_json(capsys: pytest.CaptureFixture[str]) -> N
     assert [(node.name, node.host) for node in body.nodes] == [("a", "h")]
 
 
+def test_models_that_are_not_built_in_can_be_simulated(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = '{"Q1": {"memory": "48GiB", "rating": 29}}'
+    (tmp_path / "flavors.json").write_text(own)
+    options = ["--print", "--host", "h", "--simulated", "1xQ1"]
+    assert "'Q1' is no known model" in run_once(*options, capsys=capsys)[2]
+    code, out, _ = run_once(*options, "--flavors", str(tmp_path / "flavors.json"), capsys=capsys)
+    (device,) = json.loads(out)["nodes"][0]["devices"]
+    assert (code, device["model"], device["memory_mib"], device["tflops"]) == (0, "Q1", 49_152, 29.0)
+    monkeypatch.setenv("AIRFLOW__GPU__FLAVORS", own)
+    assert run_once(*options, capsys=capsys)[0] == 0
+    missing = run_once(*options, "--flavors", str(tmp_path / "none"), capsys=capsys)
+    assert missing[0] == 2 and "cannot be read: No such file" in missing[2]
+
+
 def test_auto_falls_back_to_two_announced_nodes(
     broker: Broker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server import history
+from airflow_gpu_provider.server import history, views
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
 
@@ -135,6 +135,20 @@ def test_failed_runs_and_few_runs_do_not_count(tasks: httpx.Client) -> None:
     for row in rows(tasks).values():
         assert (row["task_class"], row["runs"], row["counts"]) == ("d.few", 1, False)
         assert row["why_not"] == "1 run(s), 3 are needed"
+
+
+def test_a_model_that_people_made_known_is_rated_everywhere(settings: Settings) -> None:
+    own = '{"Q1": {"memory": "40GiB", "rating": 70}, "V100": {"rating": 50}}'
+    broker = Broker(settings.model_copy(update={"flavors": own}))
+    try:
+        unknown = report("n1").devices[0].model_copy(update={"model": "Q1", "tflops": 0.0})
+        nodes = (report("n1").model_copy(update={"devices": (unknown,)}), report("n2", model="V100", gpus=1))
+        broker.mirror.fold(nodes, broker.clock())
+        fleet = broker.mirror.fleet(broker.clock())
+        assert [device.tflops for node in fleet.nodes for device in node.devices] == [70, 50]
+        assert [row.tflops for node in views.nodes(broker) for row in node.devices] == [70, 50]
+    finally:
+        broker.engine.dispose()
 
 
 def test_work_without_its_time_is_refused_by_name(tasks: httpx.Client) -> None:

@@ -85,12 +85,11 @@ def test_speed_is_units_a_second_and_device() -> None:
         {"body": told(work=100, work_s=10, outcome="failed")},
         {"request": RequestBody(task_class="dag.task", milli=500)},
         {"device_of": device_of(simulated=True)},
-        {"device_of": device_of(share=0.5)},
         {"device_of": lambda device: None},
         {"was_changed": True},
         {"body": told()},
     ],
-    ids=["models", "failed", "part of a device", "simulated", "slice", "gone", "moved", "nothing told"],
+    ids=["models", "failed", "part of a device", "simulated", "gone", "moved", "nothing told"],
 )
 def test_a_speed_that_compares_to_no_other_is_not_kept(case: dict[str, Any]) -> None:
     assert run(**case) is None
