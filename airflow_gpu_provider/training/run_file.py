@@ -58,6 +58,7 @@ class RunRecord(BaseModel):
     generation: int = 0
     members: dict[str, int] = {}  #: process to logical rank
     spares: list[str] = []
+    warm: list[str] = []  #: the spares that could take a rank at once
     step: int = 0  #: the last one that a shard said it had committed
     step_count: int | None = None
     resumed_from: int | None = None

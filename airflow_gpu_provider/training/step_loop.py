@@ -173,6 +173,7 @@ class StepLoop:
         self._agree_on_state()
         self.rank = self._group.rank
         self._window_started_at = time.monotonic()
+        self._last_event_at = 0.0  # the first synchronisation of a generation is always told
         self._telemetry.event("joined", shard=self.rank, step=self.version, generation=self._group.generation)
 
     def _await_rank(self) -> Control:
