@@ -100,14 +100,16 @@ class Entry:
         if self.held is None:
             raise ValueError(f"claim {self.claim_id} holds nothing")
         claim, resized = self.claim(), self.held.request
+        request = claim.request if resized is None else resized.to_request()
         return Lease(
             id=LeaseId(self.held.lease_id),
             claim_id=claim.id,
             devices=tuple(DeviceId(device) for device in (*self.held.devices, *self.held.spares)),
-            request=claim.request if resized is None else resized.to_request(),
+            request=request,
             granted_at=self.held.granted_at,
             expires_at=self.held.expires_at,
-            shares=self.held.shares,
+            # A share may be all of a device, and is written like a whole one then.
+            shares=tuple(milli for _, milli in self.held.parts) if request.is_shared else (),
             claim=claim,
         )
 

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import ReportBody
+from airflow_gpu_provider.server.board import entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import ClaimBody, DeviceView, RequestBody, TaskKey
 
@@ -176,3 +177,11 @@ def test_a_share_grows_in_place_and_else_is_offered_the_other_device(
     assert stored == {here: (500,), there["id"]: (750,)}
     smaller = change(tasks, first, "resize", memory_mib=GIB).json()["lease"]["devices"]
     assert smaller[0]["milli"] == 125, "never less than the smallest share"
+
+
+def test_a_share_that_is_all_of_its_device_is_so_for_the_next_leader_too(
+    broker: Broker, tasks: httpx.Client
+) -> None:
+    ask(tasks, "large", milli=1, memory_mib=40 * GIB)
+    ((held, row),) = broker.repository.live_leases()
+    assert entry_of(row, held).lease().milli == (1000,)
