@@ -154,7 +154,7 @@ def client(base_url: str) -> Iterator[Callable[[str | None], httpx.Client]]:
     def make(role: str | None, *, node: str | None = None) -> httpx.Client:
         headers = {}
         if role is not None:
-            token = mint_token(SECRET, role=role, subject="test", ttl_s=60, node=node)
+            token = mint_token(SECRET, role=role, subject="test", ttl_s=600, node=node)
             headers["Authorization"] = f"Bearer {token}"
         opened.append(httpx.Client(base_url=base_url + API_PREFIX, headers=headers, trust_env=False))
         return opened[-1]
