@@ -125,7 +125,7 @@ class Broker:
         self.mirror.merge(self.nodes.load())
         self.drains.refresh()
         self.reservations.refresh()
-        self.history.refresh()
+        self.history.start()
         self.leader.start()
 
     def stop(self) -> None:

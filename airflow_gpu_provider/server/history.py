@@ -7,11 +7,14 @@ engine. How carefully things are estimated is decided in `broker.throughput` and
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from airflow_gpu_provider.broker.flavor_table import extended
 from airflow_gpu_provider.broker.model import NodeName
@@ -20,8 +23,10 @@ from airflow_gpu_provider.broker.throughput import Measured, Speeds, ThroughputT
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.store.history import FinishedRun, RunStore
 
+log = logging.getLogger(__name__)
+
 _REFRESH_S = 3.0
-_OF_EACH = 256  # runs of each class and model that are read at the start
+_OF_EACH = 64  # runs of each class and model that are read at the start
 _OVERLAP = timedelta(seconds=60)  # between two looks: other replicas' clocks and commits may be late
 _MOVED = 0.01  # a speed that moved by less is not worth telling
 
@@ -34,26 +39,40 @@ class History:
         self._clock = clock
         self._feeds_engine = settings.measured_throughput
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._table = ThroughputTable(flavors=extended(settings.own_flavors()))
         self._failures = FailureHistory()
-        self._recent: dict[str, datetime] = {}  #: leases whose runs a next look may return again
+        self._recent: set[str] = set()  #: leases whose runs a next look may return again
         self._seen_at: datetime | None = None
         self._speeds: dict[str, Speeds] = {}
         self._next_look = 0.0
         #: grows whenever a speed that counts has moved
         self.version = 0
 
+    def start(self) -> None:
+        """Begin to read; the first time may take seconds, and nobody must wait for it."""
+        threading.Thread(target=self._begin, name="gpu-broker-history", daemon=True).start()
+
+    def _begin(self) -> None:
+        try:
+            self.refresh()
+        except SQLAlchemyError as error:
+            log.warning("What finished runs told is not read yet, the next look comes soon: %s", error)
+
     def refresh(self) -> None:
-        """Take what was written since the last look, unless that was a moment ago."""
-        with self._lock:
-            if time.monotonic() < self._next_look:
-                return
+        """Take what was written since the last look, unless that was a moment ago or goes on elsewhere."""
+        if time.monotonic() < self._next_look or not self._reading.acquire(blocking=False):
+            return
+        try:
             now, seen_at = self._clock(), self._seen_at
             new = self._store.newest(_OF_EACH) if seen_at is None else self._store.since(seen_at - _OVERLAP)
-            self._fold(run for run in new if run.lease_id not in self._recent)
-            self._recent = {run.lease_id: run.ended_at for run in new}
+            with self._lock:
+                self._fold(run for run in new if run.lease_id not in self._recent)
+            self._recent = {run.lease_id for run in new}
             self._seen_at = now
             self._next_look = time.monotonic() + _REFRESH_S
+        finally:
+            self._reading.release()
 
     def speeds(self) -> dict[str, Speeds]:
         """Return the speeds that count, by class; none where the settings say so."""

@@ -155,5 +155,6 @@ _FIELDS = tuple(each.name for each in fields(FinishedRun))
 
 
 def _run(row: Row[Any]) -> FinishedRun:
-    found = {name: getattr(row, name) for name in _FIELDS}
-    return FinishedRun(**{**found, "nodes": tuple(found["nodes"]), "failed_on": tuple(found["failed_on"])})
+    found = dict(zip(_FIELDS, row, strict=False))  # a rank may follow
+    found["nodes"], found["failed_on"] = tuple(found["nodes"]), tuple(found["failed_on"])
+    return FinishedRun(**found)

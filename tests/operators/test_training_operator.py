@@ -220,3 +220,10 @@ def test_the_example_fine_tunes_its_model_on_leased_devices(
     assert losses["loss_after"] < 0.9 * losses["loss_before"], losses
     assert Path(outcome.checkpoint.path).exists() if outcome.checkpoint else pytest.fail("no checkpoint")
     assert broker.repository.live_leases() == []
+    (told,) = broker.runs.newest(9)
+    assert (told.task_class, told.model, told.nodes) == (
+        "fine_tune_language_model.fine_tune",
+        "A100",
+        ("n1",),
+    )
+    assert (told.shards, told.failures, told.work) == (2, 0, None), "a simulated device is as fast as a CPU"
