@@ -2,8 +2,8 @@
 
 A turn asks each time and pays a comparison of times while there is nothing to choose. What `renew` returns
 is where claims may start that could not before, or hold what they no longer may. The choice is the one of
-`reservation.keep`; a lease that neither sits on a kept device nor is an owner's changes it only while too few
-good devices are kept. The next step is the turn of `engine.Engine`.
+`reservation.keep`; a lease of whole devices that neither sits on a kept one nor is an owner's changes it only
+while too few good devices are kept. The next step is the turn of `engine.Engine`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Keeping:
             and (
                 not self._is_settled
                 or each.reservation.is_for(lease.claim)
+                or lease.request.is_shared  # an owner may be on the same device
                 or not each.devices.isdisjoint(lease.devices)
             )
             for each in self.kept

@@ -270,7 +270,7 @@ class Placer:
             return None
         by_kind = kept.by_kind + self._scarcity
         spread, good = Spread(self._capacity, kept.request, by_kind), kept.suits.of_degree(degree)
-        for group in sorted(kept.groups, key=lambda group: min(by_kind[list(group.kinds)])):
+        for group in sorted(kept.groups, key=lambda group: by_kind[list(group.kinds)].min(initial=np.inf)):
             places = spread.places(group.devices & good)
             if places:
                 return Found(tuple(places), min(float(kept.suits.degree[bank]) for bank, _ in places))

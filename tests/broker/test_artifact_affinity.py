@@ -106,6 +106,11 @@ def test_a_gang_of_one_speed_stays_one_where_its_artifacts_are() -> None:
     assert "b" not in on(*some, asked=reads(GPT2, gpus=2))
 
 
+def test_a_gang_over_nodes_goes_where_only_one_of_its_speeds_has_its_artifacts() -> None:
+    fast = [holding(name, GPT2, gpus=1, host="h") for name in ("a", "b")]
+    assert on(*fast, holding("c", gpus=2, model="V100"), asked=reads(GPT2, gpus=2)) == {"a", "b"}
+
+
 # -- who waits, and until when
 
 
