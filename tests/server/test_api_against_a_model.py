@@ -8,7 +8,9 @@ queue must start as soon as its devices are free.
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -41,6 +43,14 @@ OVER = {"rejected", "cancelled", "ended"}
 
 _runs = itertools.count()
 
+#: What a claim for a share adds to its request.
+Part = dict[str, int]
+
+
+def share_of(milli: int, memory_mib: int) -> float:
+    """Return what a member takes of a device, all of which have 40 GiB."""
+    return 1.0 if milli == 1000 else max(milli, math.ceil(1000 * memory_mib / 40_960)) / 1000
+
 
 @dataclass
 class Known:
@@ -51,6 +61,7 @@ class Known:
     gpus: int
     models: list[str]
     state: str
+    part: Part
     lease: dict[str, Any] | None = None
     expires_at: datetime | None = None
 
@@ -89,10 +100,20 @@ class Api(RuleBasedStateMachine):
         key = {"dag_id": "d", "run_id": f"r{self.run}", "task_id": f"t{next(self.tasks)}", "try_number": 1}
         return self._submit(key, gpus, models, wait_s)
 
+    @rule(
+        target=claims,
+        milli=st.sampled_from([1, 500, 900]),
+        memory_mib=st.sampled_from([0, 4_096, 20_480, 40_960]),
+        models=st.sampled_from([[], ["V100"]]),
+    )
+    def submit_a_share(self, milli: int, memory_mib: int, models: list[str]) -> str:
+        key = {"dag_id": "d", "run_id": f"r{self.run}", "task_id": f"t{next(self.tasks)}", "try_number": 1}
+        return self._submit(key, 1, models, 0.2, {"milli": milli, "memory_mib": memory_mib})
+
     @rule(claim=claims)
     def submit_again(self, claim: str) -> None:
         known = self.known[claim]
-        assert self._submit(known.key, known.gpus, known.models, 0) == claim
+        assert self._submit(known.key, known.gpus, known.models, 0, known.part) == claim
 
     @rule(target=claims, claim=claims)
     def retry(self, claim: str) -> str:
@@ -100,7 +121,7 @@ class Api(RuleBasedStateMachine):
         old = self.known[claim]
         key = {**old.key, "try_number": old.key["try_number"] + 1}
         before = old.devices if self._lives(old) else set()
-        new = self._submit(key, old.gpus, old.models, 0.2)
+        new = self._submit(key, old.gpus, old.models, 0.2, old.part)
         if new == claim:
             return new
         if self.known[new].lease is not None and before and not before & self._closed():
@@ -187,9 +208,8 @@ class Api(RuleBasedStateMachine):
 
     # -- what always holds
     @invariant()
-    def no_device_is_in_two_leases(self) -> None:
-        held = [device for row in self._get("/v1/leases") for device in row["devices"]]
-        assert len(held) == len(set(held))
+    def no_device_is_leased_beyond_the_whole_of_it(self) -> None:
+        assert all(part <= 1 + 1e-9 for part in self._taken().values())
 
     @invariant()
     def what_is_over_stays_over_and_who_holds_still_holds(self) -> None:
@@ -226,11 +246,14 @@ class Api(RuleBasedStateMachine):
         self._report()
 
     # -- the model
-    def _submit(self, key: dict[str, Any], gpus: int, models: list[str], wait_s: float) -> str:
-        body = {"key": key, "request": {"gpus": gpus, "models": models}}
+    def _submit(
+        self, key: dict[str, Any], gpus: int, models: list[str], wait_s: float, part: Part | None = None
+    ) -> str:
+        part = part or {}
+        body = {"key": key, "request": {"gpus": gpus, "models": models, **part}}
         view = self.http.post("/v1/claims", params={"wait_s": wait_s}, json=body).raise_for_status().json()
         known = self.known.setdefault(
-            view["claim_id"], Known(view["claim_id"], key, gpus, models, view["state"])
+            view["claim_id"], Known(view["claim_id"], key, gpus, models, view["state"], part)
         )
         if gpus > sum(len(devices) for model, devices in FLEET.items() if not models or model in models):
             assert known.state in OVER or self._eventually_is(known, "rejected")
@@ -267,14 +290,31 @@ class Api(RuleBasedStateMachine):
 
     def _could_start(self) -> bool:
         rows = self._get("/v1/queue")
-        taken = {device for row in self._get("/v1/leases") for device in row["devices"]}
-        free = set(MODEL_OF) - taken - self._closed()
+        taken = self._taken()
         first = min(rows, key=lambda row: (row["submitted_at"], row["claim_id"]), default=None)
         if first is None:
             return False
         models = first["request"]["models"]
-        suitable = [device for device in free if not models or MODEL_OF[device] in models]
-        return len(suitable) >= first["request"]["gpus"]
+        request = first["request"]
+        suitable = [
+            device
+            for device in set(MODEL_OF) - self._closed()
+            if (not models or MODEL_OF[device] in models)
+            and taken[device] + share_of(request["milli"], request["memory_mib"]) <= 1 + 1e-9
+        ]
+        # A gang is of one model where the fleet has one with so many devices.
+        gangs = [
+            set(devices)
+            for model, devices in FLEET.items()
+            if len(devices) >= request["gpus"] and (not models or model in models)
+        ]
+        return any(len(each & set(suitable)) >= request["gpus"] for each in gangs or [set(MODEL_OF)])
+
+    def _taken(self) -> Counter[str]:
+        taken: Counter[str] = Counter()
+        for row in self._get("/v1/leases"):
+            taken.update(dict(zip(row["devices"], row["shares"], strict=True)))
+        return taken
 
     def _eventually_is(self, known: Known, state: str) -> bool:
         def look() -> bool:
