@@ -88,8 +88,10 @@ class LocalLauncher:
             )
         plan.paths.create()
         write_json(plan.paths.plan, plan.model_dump_json(indent=1))
-        # The supervisor computes nothing; hiding the devices keeps a context off them.
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        # The supervisor computes nothing; hiding the devices keeps a context off them. Shards are forked
+        # from it, so libraries that read their number of threads when they are loaded do that here.
+        threads = {"OMP_NUM_THREADS": str(plan.threads_per_shard)}
+        environment = {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": ""}
         with plan.paths.supervisor_log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", _SUPERVISOR, str(plan.paths.plan)],

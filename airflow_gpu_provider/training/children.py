@@ -1,30 +1,73 @@
 """The shard processes of a run: started, ended and examined here only.
 
-The supervisor's main thread starts them, because they end with the thread that started them (`parenthood`).
-Each prints to a log of its own. A process that is given up is killed and reaped before anyone takes its
-rank: two holders of one rank are never alive.
+They are children of the supervisor and end with it (`parenthood`), forked by the `nursery` or, without one,
+started cold from the supervisor's main thread. Each prints to a log of its own. A process that is given up is
+killed and reaped before anyone takes its rank: two holders of one rank are never alive.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from airflow_gpu_provider.training import shard
 from airflow_gpu_provider.training.failures import Remains, ShardReport
+from airflow_gpu_provider.training.nursery import Nursery, Order
+from airflow_gpu_provider.training.parenthood import reap_strays
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
 
 
+class _Process(Protocol):
+    """A child of this process; what is used of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class _Forked:
+    """A child that the nursery has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:  # not reaped, so the number is still this child's
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
 @dataclass
 class _Child:
-    process: subprocess.Popen[bytes]
+    process: _Process
     slot: Slot
     oom_kills_before: int
 
@@ -32,9 +75,12 @@ class _Child:
 class Children:
     """All processes that this supervisor has started."""
 
-    def __init__(self, plan: RunPlan, plan_file: Path, *, address: str, prefix: str) -> None:
+    def __init__(
+        self, plan: RunPlan, plan_file: Path, nursery: Nursery | None, *, address: str, prefix: str
+    ) -> None:
         self._plan = plan
         self._plan_file = plan_file
+        self._nursery = nursery
         self._address = address
         self._prefix = prefix
         self._children: dict[str, _Child] = {}
@@ -52,12 +98,15 @@ class Children:
             shard.DEVICE_VARIABLE: slot.torch_device,
             shard.PARENT_VARIABLE: str(os.getpid()),
         }
-        command = [sys.executable, "-m", shard.__name__, str(self._plan_file), uid]
-        with self._plan.paths.log(uid).open("ab") as log:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
+        order = Order(uid, str(self._plan_file), str(self._plan.paths.log(uid)), environment)
+        pid = self._nursery.start(order) if self._nursery is not None else None
+        process = _Forked(pid) if pid is not None else _start_cold(order)
         self._children[uid] = _Child(process, slot, kernel_oom_kills())
+
+    def reap_strays(self) -> None:
+        """Reap what shards have left behind."""
+        nursery = {self._nursery.pid} if self._nursery is not None else set()
+        reap_strays(frozenset(nursery | {child.process.pid for child in self._children.values()}))
 
     def exit_code(self, uid: str) -> int | None:
         """Return how the process ended, None while it runs."""
@@ -92,9 +141,7 @@ class Children:
         for child in self._children.values():
             child.process.wait()
 
-    def remains(
-        self, uid: str, *, silent_for_s: float | None = None, stalled_for_s: float | None = None
-    ) -> Remains:
+    def remains(self, uid: str) -> Remains:
         """Gather what the process left behind."""
         child = self._children[uid]
         report_file = self._plan.paths.failure(uid)
@@ -103,9 +150,19 @@ class Children:
             exit_code=child.process.poll(),
             report=report,
             log_tail=_tail(self._plan.paths.log(uid)),
-            silent_for_s=silent_for_s,
-            stalled_for_s=stalled_for_s,
             kernel_oom_kills=max(0, kernel_oom_kills() - child.oom_kills_before),
+        )
+
+
+def _start_cold(order: Order) -> _Process:
+    command = [sys.executable, "-m", shard.__name__, order.plan_file, order.uid]
+    with Path(order.log).open("ab") as log:
+        return subprocess.Popen(
+            command,
+            env=dict(order.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
 
 

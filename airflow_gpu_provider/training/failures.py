@@ -53,7 +53,7 @@ class FailureCause(str, Enum):
     NON_FINITE = "non_finite"
     """The loss was NaN or infinite: going on would spread it to all shards."""
     HUNG = "hung"
-    """No heartbeat, or no step for too long; the process was ended."""
+    """Stopped, no heartbeat, or no step for too long; the process was ended."""
     KILLED = "killed"
     """A signal from outside ended the process."""
     CRASHED = "crashed"
@@ -107,6 +107,7 @@ class Remains:
     exit_code: int | None = None  #: negative: the signal; None: it was still there
     report: ShardReport | None = None
     log_tail: Sequence[str] = ()
+    stopped_for_s: float | None = None  #: by a signal, when that is why it was given up
     silent_for_s: float | None = None  #: since its last heartbeat, when that is why it was given up
     stalled_for_s: float | None = None  #: since its last step, likewise
     kernel_oom_kills: int = 0  #: by which the host's or cgroup's counter rose since the process started
@@ -114,6 +115,8 @@ class Remains:
 
 def classify(remains: Remains) -> tuple[FailureCause, str]:
     """Return the cause and the evidence for it."""
+    if remains.stopped_for_s is not None:
+        return FailureCause.HUNG, f"stopped by a signal (SIGSTOP?) for {remains.stopped_for_s:.1f} s"
     if remains.silent_for_s is not None:
         return FailureCause.HUNG, f"no heartbeat for {remains.silent_for_s:.1f} s"
     if remains.stalled_for_s is not None:

@@ -1,4 +1,4 @@
-"""Which processes are silent or stuck, from their heartbeats.
+"""Which processes are silent, stopped or stuck, from their heartbeats and the kernel's word on them.
 
 Only differences on the supervisor's own clock count, so clocks of other machines do not matter. When the
 supervisor itself was not running (a suspended machine) the pause is taken off every deadline: it says
@@ -10,9 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.process_state import ProcessState
 
 #: a pause of the supervisor's loop that is longer than any of its own work
 _PAUSE_S = 1.0
+#: part of a processor above which a silent process is computing; a lock that is waited for takes none
+_BUSY_SHARE = 0.05
 _EXCUSED = (
     "starting",
     "parked",
@@ -29,6 +32,9 @@ class _Watched:
     step: int = -1
     phase: str = "starting"
     version: int = -1
+    stopped_at: float | None = None
+    cpu_s: float = 0.0
+    cpu_s_when_heard: float = 0.0
 
 
 class Liveness:
@@ -54,6 +60,8 @@ class Liveness:
             for watched in self._watched.values():
                 watched.heard_at += pause
                 watched.progressed_at += pause
+                if watched.stopped_at is not None:
+                    watched.stopped_at += pause
         self._ticked_at = now
 
     def hear(self, uid: str, *, beat: int, phase: str, step: int, version: int, now: float) -> None:
@@ -62,15 +70,37 @@ class Liveness:
         if beat == watched.beat:
             return
         watched.beat, watched.heard_at = beat, now
+        watched.cpu_s_when_heard = watched.cpu_s
         if step != watched.step or phase in _EXCUSED or phase != watched.phase:
             watched.progressed_at = now
         watched.step, watched.phase, watched.version = step, phase, version
 
-    def silent_for(self, uid: str, now: float) -> float | None:
-        """Return for how long a process has been silent when that is too long, else None."""
+    def observe(self, uid: str, state: ProcessState, *, now: float) -> None:
+        """Take what the kernel says of a process."""
         watched = self._watched[uid]
-        limit = self._plan.heartbeat_timeout_s if watched.beat else self._plan.startup_timeout_s
+        watched.cpu_s = state.cpu_s
+        if not state.is_stopped:
+            watched.stopped_at = None
+        elif watched.stopped_at is None:
+            watched.stopped_at = now
+
+    def stopped_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a signal has stopped a process when that is too long, else None."""
+        stopped_at = self._watched[uid].stopped_at
+        pause = now - stopped_at if stopped_at is not None else 0.0
+        return pause if pause > self._plan.stopped_timeout_s else None
+
+    def silent_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has been silent when that is too long, else None.
+
+        Code that holds Python's global lock keeps the heartbeat waiting: given longer while it computes.
+        """
+        watched = self._watched[uid]
         silence = now - watched.heard_at
+        is_busy = watched.cpu_s - watched.cpu_s_when_heard > _BUSY_SHARE * silence
+        limit = self._plan.busy_timeout_s if is_busy else self._plan.heartbeat_timeout_s
+        if not watched.beat:
+            limit = self._plan.startup_timeout_s
         return silence if silence > limit else None
 
     def stalled_for(self, uid: str, now: float) -> float | None:

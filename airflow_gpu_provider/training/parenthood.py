@@ -13,13 +13,45 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_with_parent(parent_pid: int) -> None:
     """Ask the kernel to SIGKILL this process when its parent ends; end now when that has happened already."""
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def adopt_orphans() -> bool:
+    """Let this process become the parent of its descendants' orphans; False where that is not possible."""
+    if sys.platform != "linux":
+        return False
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return True
+
+
+def reap_strays(own: frozenset[int]) -> None:
+    """Reap adopted processes that have ended, such as data loaders of a lost shard, but none of ``own``."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in own:
+            return
+        os.waitpid(ended.si_pid, 0)
+
+
+def name_process(name: str) -> None:
+    """Set what `ps` and `top` call this process; at most 15 characters are kept."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def _prctl(option: int, value: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

@@ -58,9 +58,11 @@ class RunPlan(BaseModel):
     threads_per_shard: int = Field(default=1, ge=1)
     checkpoint_every_s: float = Field(default=30.0, ge=0)
     keep_checkpoints: int = Field(default=2, ge=1)
-    max_respawns: int = Field(default=2, ge=0)
+    max_respawns: int = Field(default=2, ge=0)  #: without any progress in between
     heartbeat_s: float = Field(default=0.2, gt=0)
-    heartbeat_timeout_s: float = Field(default=10.0, gt=0)  #: code that holds the GIL longer looks dead
+    stopped_timeout_s: float = Field(default=1.0, gt=0)  #: for a shard that a signal has stopped
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)  #: for one that is silent and does not compute
+    busy_timeout_s: float = Field(default=60.0, gt=0)  #: for one that is silent but computes: the GIL
     startup_timeout_s: float = Field(default=300.0, gt=0)  #: from a shard's start to its first heartbeat
     stall_timeout_s: float = Field(
         default=900.0, gt=0

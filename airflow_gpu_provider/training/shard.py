@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.failures import REPORTED_EXIT, ShardReport
-from airflow_gpu_provider.training.parenthood import end_with_parent
+from airflow_gpu_provider.training.parenthood import end_with_parent, name_process
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import write_json
 
@@ -36,6 +36,7 @@ _MAX_RESULT_BYTES = 32 * 1024
 def main(plan_file: Path, uid: str) -> int:
     """Run the shard and return its exit code."""
     end_with_parent(int(os.environ[PARENT_VARIABLE]))
+    name_process(f"shard-{uid}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     plan = RunPlan.model_validate_json(plan_file.read_text())
     sys.path += [entry for entry in plan.python_path if entry not in sys.path]

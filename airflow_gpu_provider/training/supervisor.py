@@ -19,12 +19,14 @@ from types import FrameType
 
 from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.coordination import Control, host_store
-from airflow_gpu_provider.training.failures import FailureCause, ShardFailure, classify
-from airflow_gpu_provider.training.liveness import Liveness
+from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.nursery import Nursery
 from airflow_gpu_provider.training.plan import RunPlan, Slot
+from airflow_gpu_provider.training.respawns import RespawnBudget
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, write_record
 from airflow_gpu_provider.training.sync_retries import MAX_TRIES, SyncRetries, Verdict
+from airflow_gpu_provider.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +40,17 @@ class Supervisor:
     def __init__(self, plan: RunPlan, plan_file: Path) -> None:
         self._plan = plan
         self._parent = os.getppid()
+        nursery = Nursery.open()  # before the store, which starts threads
         self._store, address = host_store()
-        self._children = Children(plan, plan_file, address=address, prefix=self._store.prefix)
-        self._liveness = Liveness(plan)
+        self._children = Children(plan, plan_file, nursery, address=address, prefix=self._store.prefix)
+        self._watch = Watch(plan, self._store, self._children)
+        self._liveness = self._watch.liveness
         members = tuple(f"u{index}" for index in range(plan.shard_count))
         spares = tuple(f"u{plan.shard_count + index}" for index in range(len(plan.spare_slots)))
         self._membership = Membership.first(members, spares)
         self._started = 0
         self._retries = SyncRetries()
+        self._respawns = RespawnBudget(plan.max_respawns)
         self._stop_deadline: float | None = None
         self._stop_reason: str | None = None
         self._final_seen = False
@@ -77,7 +82,6 @@ class Supervisor:
         return 0 if self.record.state is RunState.SUCCEEDED else 1
 
     def _tick(self, now: float) -> None:
-        self._liveness.tick(now)
         self._listen(now)
         self._take_announcements()
         self._stop_when_asked(now)
@@ -85,16 +89,15 @@ class Supervisor:
         if not self.record.state.is_terminal:
             self._retry_broken_synchronisation(now)
             self._end_when_done(now)
+        self._children.reap_strays()
         self._write()
 
     # -- hearing -------------------------------------------------------------------------------------------
 
     def _listen(self, now: float) -> None:
-        for uid in self._membership.alive:
-            word = self._store.get(f"heartbeat/{uid}")
-            if isinstance(word, dict):
-                self._liveness.hear(uid, now=now, **word)  # type: ignore[arg-type]
+        self._watch.look(self._membership.alive, now)
         self.record.step = max(0, self._liveness.version())
+        self.record.respawns_left = self._respawns.left(self._liveness.version())
         if self.record.step > 0 and self.record.state is RunState.STARTING:
             self.record.state = RunState.RUNNING
 
@@ -129,7 +132,7 @@ class Supervisor:
     # -- replacing -----------------------------------------------------------------------------------------
 
     def _replace_lost(self, now: float) -> None:
-        lost = [failure for uid in self._membership.alive if (failure := self._examine(uid, now))]
+        lost = self._watch.lost(self._membership, now)
         if not lost and self._membership.is_complete:
             return
         for failure in lost:
@@ -147,22 +150,6 @@ class Supervisor:
         self._membership = self._membership.lose(frozenset(failure.uid for failure in lost))
         if self._stop_reason is None:
             self._fill_vacancies(holders)
-
-    def _examine(self, uid: str, now: float) -> ShardFailure | None:
-        code = self._children.exit_code(uid)
-        silent = stalled = None
-        if code is None:
-            silent = self._liveness.silent_for(uid, now)
-            stalled = self._liveness.stalled_for(uid, now)
-            if silent is None and stalled is None:
-                return None
-        elif self._store.has([f"done/{uid}"]) or self._store.has([f"left/{uid}"]):
-            return None
-        remains = self._children.remains(uid, silent_for_s=silent, stalled_for_s=stalled)
-        cause, evidence = classify(remains)
-        step = remains.report.step if remains.report else self._liveness.step(uid)
-        rank = self._membership.members.get(uid)
-        return ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
 
     def _must_end(self, failure: ShardFailure) -> bool:
         """Say whether a spare would do no better: the author's error, or a rank out of memory again."""
@@ -183,7 +170,7 @@ class Supervisor:
             self._publish()
         elif not self._membership.is_complete:
             last = self.record.failures[-1].sentence
-            why = f"all {self._plan.max_respawns} respawns are used"
+            why = f"all {self._plan.max_respawns} respawns are used without progress in between"
             if self.record.respawns_left:
                 why = "all other devices are suspect"
             self._fail(
@@ -200,6 +187,7 @@ class Supervisor:
             if slot is None:
                 log.warning("No replacement is started: all free devices are suspect")
                 return
+            self._respawns.spend(self._liveness.version())
             self.record.respawns_left -= 1
             uid = self._start_process(slot)
             self._membership = self._membership.add_spare(uid)

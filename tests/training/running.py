@@ -62,10 +62,14 @@ class Running:
         """Return the shard processes of this run that are alive, by uid."""
         found = {}
         for entry in Path("/proc").iterdir():
-            command = _command(entry) if entry.name.isdigit() else []
-            if "airflow_gpu_provider.training.shard" in command and str(self.plan.paths.plan) in command:
-                found[command[-1]] = int(entry.name)
+            if entry.name.isdigit() and (log := _output(entry)).parent == self.plan.paths.logs:
+                found[log.stem] = int(entry.name)
         return found
+
+    def nursery(self) -> int:
+        """Return the process that forks shards."""
+        children = Path(f"/proc/{self.run.pid}/task/{self.run.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if _name(pid) == "nursery")
 
     def hurt(self, rank: int, number: int) -> None:
         """Send a signal to the process that holds a rank."""
@@ -102,8 +106,12 @@ def start(plan: RunPlan) -> Running:
     return Running(plan, LocalLauncher().start(plan))
 
 
-def _command(process: Path) -> list[str]:
+def _name(pid: str) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def _output(process: Path) -> Path:
     try:
-        return (process / "cmdline").read_text().rstrip("\0").split("\0")
+        return (process / "fd/1").readlink()
     except OSError:
-        return []
+        return Path()

@@ -14,6 +14,8 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.failures import FailureCause, Remains, ShardReport, classify
 from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.process_state import ProcessState, parse_stat
+from airflow_gpu_provider.training.respawns import RespawnBudget
 from airflow_gpu_provider.training.slots import assign_slots, spare_count, training_shape
 from airflow_gpu_provider.training.sync_retries import GRACE_S, MAX_TRIES, SyncRetries, Verdict
 from tests.training.running import make_plan
@@ -106,6 +108,58 @@ def test_a_pause_of_the_supervisor_itself_is_no_silence(liveness: Liveness) -> N
     assert liveness.silent_for("u0", 63.5) == 2.5
 
 
+def test_a_stopped_process_is_lost_before_its_silence_would_tell(liveness: Liveness) -> None:
+    stopped = ProcessState(is_stopped=True, cpu_s=1.0)
+    hear(liveness, 1, 1.0)
+    liveness.observe("u0", stopped, now=1.0)
+    assert liveness.stopped_for("u0", 2.0) is None
+    liveness.observe("u0", stopped, now=2.5)
+    assert liveness.stopped_for("u0", 2.5) == 1.5 and liveness.silent_for("u0", 2.5) is None
+
+
+def test_a_process_that_was_continued_is_not_stopped(liveness: Liveness) -> None:
+    liveness.observe("u0", ProcessState(is_stopped=True, cpu_s=1.0), now=1.0)
+    liveness.observe("u0", ProcessState(is_stopped=False, cpu_s=1.0), now=1.5)
+    liveness.observe("u0", ProcessState(is_stopped=True, cpu_s=1.0), now=9.0)
+    assert liveness.stopped_for("u0", 9.5) is None
+
+
+def test_silence_of_a_process_that_computes_is_no_death(liveness: Liveness) -> None:
+    hear(liveness, 1, 0.0)
+    for second in range(59):  # it holds the GIL: the heartbeat has to wait
+        liveness.observe("u0", ProcessState(is_stopped=False, cpu_s=second / 2), now=float(second))
+        assert liveness.silent_for("u0", float(second)) is None
+    assert liveness.silent_for("u0", 61.0) == 61.0, "not for ever"
+
+
+def test_silence_of_a_process_that_waits_is_death_however_long_it_computed_before(liveness: Liveness) -> None:
+    liveness.observe("u0", ProcessState(is_stopped=False, cpu_s=1000.0), now=0.0)
+    hear(liveness, 1, 0.0)
+    liveness.observe("u0", ProcessState(is_stopped=False, cpu_s=1000.0), now=2.5)
+    assert liveness.silent_for("u0", 2.5) == 2.5
+
+
+def test_the_state_of_a_process_is_read_whatever_its_name_is() -> None:
+    stat = "42 (shard) T u0) {} 1 42 42 0 -1 4194560 9 0 0 0 150 50 0 0 20 0 3 0 77 1 1"
+    assert parse_stat(stat.format("T"), ticks_per_s=100) == ProcessState(is_stopped=True, cpu_s=2.0)
+    assert not parse_stat(stat.format("S"), ticks_per_s=100).is_stopped
+    assert not parse_stat(stat.format("t"), ticks_per_s=100).is_stopped, "somebody debugs it"
+
+
+# -- respawns
+
+
+def test_respawns_are_used_up_without_progress_and_come_back_with_it() -> None:
+    budget = RespawnBudget(2)
+    assert budget.left(-1) == 2, "before the first shared state too"
+    for left in (1, 0):
+        budget.spend(50)
+        assert budget.left(50) == left
+    assert budget.left(60) == 2
+    budget.spend(60)
+    assert (budget.left(60), budget.left(70)) == (1, 2)
+
+
 # -- retries
 
 
@@ -164,6 +218,7 @@ def report(error_type: str, message: str) -> Remains:
         (Remains(exit_code=-signal.SIGABRT, log_tail=["CUDA error: unspecified"]), FailureCause.GPU_FAULT),
         (Remains(exit_code=3, log_tail=["Fatal Python error"]), FailureCause.CRASHED),
         (Remains(exit_code=0), FailureCause.USER_ERROR),
+        (Remains(stopped_for_s=1.1), FailureCause.HUNG),
         (Remains(silent_for_s=2.5), FailureCause.HUNG),
         (Remains(stalled_for_s=900), FailureCause.HUNG),
     ],

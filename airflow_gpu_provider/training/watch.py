@@ -1,0 +1,61 @@
+"""Which processes of a run are lost, and why: what they say, what the kernel says, what they left behind.
+
+Brings together heartbeats (`liveness`), process states and the remains of ended ones (`children`), and lets
+`failures` name the cause. It only looks: the `supervisor` ends processes and deals out ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from airflow_gpu_provider.training.children import Children
+from airflow_gpu_provider.training.coordination import RunStore
+from airflow_gpu_provider.training.failures import ShardFailure, classify
+from airflow_gpu_provider.training.liveness import Liveness
+from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.process_state import read_process_state
+
+
+class Watch:
+    """The supervisor's eyes."""
+
+    def __init__(self, plan: RunPlan, store: RunStore, children: Children) -> None:
+        self._store = store
+        self._children = children
+        self.liveness = Liveness(plan)
+
+    def look(self, alive: Iterable[str], now: float) -> None:
+        """Take in what is new of the processes that are expected to live."""
+        self.liveness.tick(now)
+        for uid in alive:
+            word = self._store.get(f"heartbeat/{uid}")
+            if isinstance(word, dict):
+                self.liveness.hear(uid, now=now, **word)  # type: ignore[arg-type]
+            if self._children.exit_code(uid) is None:
+                state = read_process_state(self._children.pid(uid))
+                if state is not None:
+                    self.liveness.observe(uid, state, now=now)
+
+    def lost(self, membership: Membership, now: float) -> list[ShardFailure]:
+        """Return the processes that ended before they should or have to be given up."""
+        found = (self._examine(uid, membership.members.get(uid), now) for uid in membership.alive)
+        return [failure for failure in found if failure is not None]
+
+    def _examine(self, uid: str, rank: int | None, now: float) -> ShardFailure | None:
+        stopped = silent = stalled = None
+        if self._children.exit_code(uid) is None:
+            stopped = self.liveness.stopped_for(uid, now)
+            silent = self.liveness.silent_for(uid, now)
+            stalled = self.liveness.stalled_for(uid, now)
+            if stopped is None and silent is None and stalled is None:
+                return None
+        elif self._store.has([f"done/{uid}"]) or self._store.has([f"left/{uid}"]):
+            return None
+        remains = replace(
+            self._children.remains(uid), stopped_for_s=stopped, silent_for_s=silent, stalled_for_s=stalled
+        )
+        cause, evidence = classify(remains)
+        step = remains.report.step if remains.report else self.liveness.step(uid)
+        return ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
