@@ -222,19 +222,22 @@ class _World:
 
     def _take(self, task: Task, devices: tuple[DeviceId, ...], now_s: float) -> None:
         for device in devices:
-            self._milli[device] += task.request.milli
+            self._milli[device] += self._part(task, device)
+            self._load += self._part(task, device)
             if self._milli[device] > WHOLE_DEVICE:
                 raise AssertionError(f"{device} is given to {task.id} and to others, together above 1")
         members = devices[: task.request.gpus]
         slowest = max(members, key=lambda device: self._runtime(task, [device]))
         self._started[task.id] = (now_s, devices, self._devices[slowest].model)
-        self._load += task.request.milli * len(devices)
+
+    def _part(self, task: Task, device: DeviceId) -> int:
+        return task.request.milli_on(self._devices[device].memory_mib)
 
     def _end(self, task: Task, now_s: float) -> None:
         started_s, devices, model = self._started.pop(task.id)
         for device in devices:
-            self._milli[device] -= task.request.milli
-        self._load -= task.request.milli * len(devices)
+            self._milli[device] -= self._part(task, device)
+            self._load -= self._part(task, device)
         self.outcomes.append(Outcome(task, End.FINISHED, now_s, started_s, devices))
         self.scheduler.end(ClaimId(task.id), moment(now_s), model=model, runtime_s=now_s - started_s)
 

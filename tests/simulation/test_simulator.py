@@ -123,6 +123,13 @@ def test_shares_of_a_device_run_together_in_ours() -> None:
     assert [found[name].started_s for name in "abc"] == [0, 0, 10]
 
 
+def test_a_share_by_memory_is_counted_by_the_device_it_is_on() -> None:
+    tasks = [task(name, 0, 10, milli=1, memory_mib=8_192) for name in "abc"]
+    result = run("ours", fleet({"v": ("V100", 1)}), tasks)
+    assert [by_name(result)[name].started_s for name in "abc"] == [0, 0, 10], "8 of 16 GiB are a half"
+    assert result.busy == ((0.0, 1.0), (10.0, 0.5), (20.0, 0.0))
+
+
 def test_impatient_and_impossible_tasks_fail_and_harm_nobody() -> None:
     tasks = [
         task("long", 0, 100),
