@@ -289,11 +289,12 @@ class Api(RuleBasedStateMachine):
         self._learn(known, view)
 
     def _could_start(self) -> bool:
+        """Tell whether the first of the queue waits though its devices are free."""
         rows = self._get("/v1/queue")
         taken = self._taken()
-        first = min(rows, key=lambda row: (row["submitted_at"], row["claim_id"]), default=None)
-        if first is None:
+        if not rows:
             return False
+        first = min(rows, key=self._rank)
         models = first["request"]["models"]
         request = first["request"]
         suitable = [
@@ -315,6 +316,13 @@ class Api(RuleBasedStateMachine):
         for row in self._get("/v1/leases"):
             taken.update(dict(zip(row["devices"], row["shares"], strict=True)))
         return taken
+
+    def _rank(self, row: dict[str, Any]) -> tuple[float, str, str]:
+        """Return the place in the queue: smaller work first, but waiting makes up for it."""
+        policy = self.broker.settings.cycle_policy()
+        aged = policy.ageing_per_min * row["waiting_s"] / 60
+        smaller = policy.small_first * math.log2(row["request"]["gpus"])
+        return smaller - aged, row["submitted_at"], row["claim_id"]
 
     def _eventually_is(self, known: Known, state: str) -> bool:
         def look() -> bool:
