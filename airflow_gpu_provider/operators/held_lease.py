@@ -1,9 +1,9 @@
 """A lease in the hands of the process that works with it.
 
-While held, a thread renews it. When it is lost, the work must end at once, for the devices may already be
-another's: `LeaseLost` is raised in the working thread, and a process that does not react within the grace
-period (stuck in a CUDA call, say) is killed. The process also dies with its parent, so that an orphan of a
-killed Airflow worker cannot go on using devices that are no longer its own.
+While held, a thread renews it and another watches the time. When it is lost, the work must end at once, for
+the devices may already be another's: `LeaseLost` is raised in the working thread, and a process that does
+not react within the grace period (stuck in a CUDA call, say) is killed. The process also dies with its
+parent, so that an orphan of a killed Airflow worker cannot go on using devices that are no longer its own.
 """
 
 from __future__ import annotations
@@ -57,14 +57,17 @@ class HeldLease:
         self._view = view
         self._hook = hook
         self._grace_s = grace_s
-        self._since = time.monotonic()
+        self._good_until = time.monotonic() + view.ttl_s
         self._renewals = hook
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._failed_devices: set[str] = set()
         self._history = RunHistory()
         self._worker_thread = threading.get_ident()
-        self._renewer = threading.Thread(target=self._renew_until_ended, name="gpu-lease", daemon=True)
+        self._keepers = [
+            threading.Thread(target=target, name="gpu-lease", daemon=True)
+            for target in (self._renew_until_ended, self._end_in_time)
+        ]
 
     # -- for the work
     def environment(self) -> dict[str, str]:
@@ -163,7 +166,7 @@ class HeldLease:
         view, before = answer.lease, set(self.environment())
         self.devices, self.spares = tuple(view.devices), tuple(view.spares)
         self.match_degree = view.match_degree
-        if self._renewer.is_alive() and not self._ended.is_set():
+        if self._keepers[0].is_alive() and not self._ended.is_set():
             after = self.environment()
             for name in before - after.keys():  # a share that became the whole device has no limit
                 os.environ.pop(name, None)
@@ -179,7 +182,8 @@ class HeldLease:
         os.environ.update(self.environment())
         _die_with_parent(signal.SIGKILL)
         self._renewals = self._hook.for_renewals(self._view.ttl_s)
-        self._renewer.start()
+        for keeper in self._keepers:
+            keeper.start()
         self._history.begin()
         try:
             # The kernel shows only the environment of a process's start: the mark tells the agent who we are.
@@ -216,20 +220,16 @@ class HeldLease:
         except GpuProviderError as error:
             log.warning("Could not release lease %s (%s); it ends by its TTL", self.lease_id, error)
 
-    # -- the renewer's thread
+    # -- the threads that keep it
     def _renew_until_ended(self) -> None:
         ttl_s = self._view.ttl_s
-        # Work that does not react at once must be gone when the devices are another's.
-        reaction_s = self._reaction_s()
-        good_until = self._since + ttl_s
         body = RenewBody(secret=self._view.secret, epoch=self._view.epoch)
         pause_s = ttl_s / _RENEWALS_PER_TTL
         while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
                 self._renewals.renew(self.lease_id, body)
-                good_until, pause_s = asked_at + ttl_s, ttl_s / _RENEWALS_PER_TTL
-                continue
+                self._good_until, pause_s = asked_at + ttl_s, ttl_s / _RENEWALS_PER_TTL
             except LeaseLost as error:
                 return self._lose(error.message)
             except Exception as error:
@@ -238,18 +238,22 @@ class HeldLease:
                 # Whatever else it is, the lease lives until its TTL: try again, sooner.
                 log.warning("Lease %s not renewed: %s", self.lease_id, error)
                 pause_s = ttl_s / _RENEWALS_PER_TTL / 4
-            if time.monotonic() >= good_until - reaction_s:
-                return self._lose(
-                    f"Lease {self.lease_id} could not be renewed within its TTL of {ttl_s:g} s."
-                )
         return None
+
+    def _end_in_time(self) -> None:
+        """End the work before the lease ends by its TTL, though a renewal hangs meanwhile."""
+        # Work that does not react at once must be gone when the devices are another's.
+        while (left_s := self._good_until - self._reaction_s() - time.monotonic()) > 0:
+            if self._ended.wait(left_s):
+                return
+        self._lose(f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s.")
 
     def _reaction_s(self) -> float:
         return min(self._grace_s, self._view.ttl_s / 4)
 
     def _lose(self, why: str) -> None:
         with self._ending:
-            if self._ended.is_set():
+            if self._ended.is_set() or self.lost.is_set():
                 return
             log.error("Lease lost, ending the work: %s", why)
             self._why_lost = LeaseLost(why)

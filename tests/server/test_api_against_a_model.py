@@ -321,7 +321,8 @@ class Api(RuleBasedStateMachine):
         """Return the place in the queue: smaller work first, but waiting makes up for it."""
         policy = self.broker.settings.cycle_policy()
         aged = policy.ageing_per_min * row["waiting_s"] / 60
-        smaller = policy.small_first * math.log2(row["request"]["gpus"])
+        devices = row["request"]["gpus"] * row["request"]["milli"] / 1000
+        smaller = policy.small_first * math.log2(max(1.0, devices * 4 * 60))
         return smaller - aged, row["submitted_at"], row["claim_id"]
 
     def _eventually_is(self, known: Known, state: str) -> bool:
