@@ -171,5 +171,6 @@ def _pressure(size: FloatArray, suits: BoolArray, demand: FloatArray, requests: 
     # The demand of each choosy class spreads over the kinds it accepts.
     per_milli = demand[choosy] / (suits[choosy] @ size) * scale
     imagined = np.minimum(_IMAGINED * each / np.maximum(1.0, size) * scale, _MOST_IMAGINED)
-    pressure: FloatArray = per_milli @ suits[choosy] + imagined
+    # Only what sets kinds apart counts: among kinds of one size nothing is imagined.
+    pressure: FloatArray = per_milli @ suits[choosy] + (imagined - imagined.min())
     return pressure
