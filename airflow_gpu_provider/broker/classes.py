@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from airflow_gpu_provider.broker.model import Claim, DeviceId, GpuRequest, RunType
+from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, GpuRequest, RunType
 
 
 class ClassKey(NamedTuple):
@@ -20,6 +20,7 @@ class ClassKey(NamedTuple):
     excluded: frozenset[DeviceId] = frozenset()
     team: str | None = None  #: None also while no team has a quota
     is_backfill: bool = False  #: only told apart where teams are: live work borrows before backfills do
+    alone: ClaimId | None = None  #: the claim for which leases are taken back
 
 
 @dataclass(frozen=True, slots=True)

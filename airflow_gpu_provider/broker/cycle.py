@@ -35,20 +35,25 @@ from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.rank import Rank, ordered, rank
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import World, standings
+from airflow_gpu_provider.broker.taking_back import TakingBack
 
 
 def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quotas = NO_QUOTAS) -> Decisions:
     """Return what to write: ended leases, rejections, placements, and where the waiting claims stand."""
     live = [lease for lease in snapshot.leases if lease.expires_at > now]
-    expired = tuple(lease.id for lease in snapshot.leases if lease.expires_at <= now)
+    over = [lease for lease in snapshot.leases if lease.expires_at <= now]
+    expired = tuple(lease.id for lease in over)
     claims = _without_lease(snapshot.claims, live)
     if not claims:
         return Decisions(expired=expired)
     layout, share = Layout.of(snapshot.fleet), FairShare(quotas, snapshot.fleet, live)
     rejections, admitted = _admit(layout, share, claims)
     parts = [part_of_lease(layout, lease) for lease in live]
+    waits = {claim.id for claim in admitted}
+    ended = (lease for lease in (*snapshot.taken_back, *over) if lease.ends_for in waits)
+    back = TakingBack(layout, live=(lease for lease in live if lease.ends_for in waits), ended=ended)
     capacity = Capacity.idle(layout, max_load=policy.max_load)
-    capacity.take_all(parts)
+    capacity.take_all([*parts, *back.parts()])
     classing = Classing(share.is_on)
     asked = snapshot.recent or [*(lease.request for lease in live), *(claim.request for claim in admitted)]
     asked = [classing.request(request) for request in asked]
@@ -60,8 +65,9 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quota
     queue = [(rank(claim, now, policy), claim) for claim in ordered(admitted, now, policy)]
     keeping = Keeping(policy.reservation_notice, snapshot.reservations, snapshot.kept)
     keeping.renew(now, snapshot.fleet, live, ())
-    walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings), share)
-    keys = ((c, keeping.key_for(c, classing.key(c), now)) for c in _one_by_one(queue, share))
+    walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings), share, back)
+    owns = ((c, back.key_for(c, classing.key(c))) for c in _one_by_one(queue, share))
+    keys = ((claim, keeping.key_for(claim, own, now)) for claim, own in owns)
     begun = {claim.id: claim for claim, key in keys if walk.visit(claim, key)}
     placed = walk.end()
     for placement, part in placed:
@@ -69,8 +75,9 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quota
         if claim.request.max_runtime_s is not None:
             endings.append((claim.request.max_runtime_s, part))
         share.hold(_lease(placement, claim, now))
+        back.stop(claim.id)
     still = [each for each in queue if each[1].id not in begun]
-    world = World(capacity, placer, outlook, share, classing, keeping, now)
+    world = World(capacity, placer, outlook, share, classing, keeping, back, now)
     granted_in_turn = _one_by_one(still, share, count=share.count)
     waiting = standings(granted_in_turn, _one_by_one(still, share), world, endings)
     return Decisions(tuple(placement for placement, _ in placed), rejections, waiting, expired)
@@ -104,7 +111,7 @@ def promised(live: Iterable[Lease], parts: Iterable[Part], now: datetime) -> lis
     return [
         ((ends_by - now).total_seconds(), part)
         for lease, part in zip(live, parts, strict=True)
-        if (ends_by := lease.ends_by) is not None and ends_by > now
+        if (ends_by := lease.ends_by) is not None and ends_by > now and lease.ends_for is None
     ]
 
 

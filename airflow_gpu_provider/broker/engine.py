@@ -38,12 +38,14 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Node,
     Placement,
+    Preemption,
     Rejection,
     Waiting,
 )
 from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.preemption import NO_PREEMPTION, PreemptionPolicy
 from airflow_gpu_provider.broker.queue import Holds, Walk
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.rank import rank
@@ -53,6 +55,7 @@ from airflow_gpu_provider.broker.resizing import Resizing
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import World, standings
 from airflow_gpu_provider.broker.stream import Stream
+from airflow_gpu_provider.broker.takeovers import Search, Takeovers
 from airflow_gpu_provider.broker.throughput import Speeds
 
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
@@ -74,6 +77,8 @@ class Engine:
         offers: Iterable[Offer] = (),
         keeping: Keeping | None = None,
         quotas: Quotas = NO_QUOTAS,
+        preemption: PreemptionPolicy = NO_PREEMPTION,
+        taken_back: Iterable[Lease] = (),
     ) -> None:
         leases, claims = list(leases), list(claims)
         self._policy = policy
@@ -89,7 +94,9 @@ class Engine:
         self.keeping = keeping or Keeping(policy.reservation_notice)
         self._told: tuple[datetime, tuple[Waiting, ...]] | None = None
         self._dirty = 0  # kinds of devices to which something happened
-        self._build(Layout.of(fleet), leases, offers)
+        layout = Layout.of(fleet)
+        self._takeovers = Takeovers(preemption, layout, leases, taken_back)
+        self._build(layout, leases, offers)
         for claim in claims:
             self._new[claim.id] = claim
 
@@ -121,16 +128,17 @@ class Engine:
     def withdraw(self, claim_id: ClaimId) -> None:
         """Forget a claim that waits; unknown ones change nothing."""
         self._new.pop(claim_id, None)
+        self._takeovers.stop(claim_id)
         of_class = self._pending.remove(claim_id)
         if of_class is not None:
             self._touch(of_class.kinds)  # what it held may serve others
 
     def end(self, lease_id: LeaseId) -> None:
-        """Free the devices of a lease that was released, expired or revoked."""
-        found = self._holdings.remove(lease_id)
-        if found is not None:
-            self._capacity.give(found[1])
-            self._touch(self._regions.of_part(found[1]))
+        """Free the devices of a lease that was released, expired or revoked.
+
+        What was taken back for a claim is kept for that.
+        """
+        self._takeovers.end(lease_id)
 
     def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
         """Move the end of a lease; unknown ones change nothing."""
@@ -171,13 +179,16 @@ class Engine:
         for lease_id in expired:
             self.end(lease_id)
         for part in self._holdings.broken(now):
-            self._touch(self._regions.of_part(part))
+            self._touch_part(part)
         lapsed = self.resizing.lapse(now)
         if self.keeping.is_due(now):
             self._keep(now)
         rejections = self._take_in(now) if self._new else ()
-        placements = self._place(now) if self._dirty or self._share.has_moved else ()
-        return Decisions(placements, rejections, (), expired, lapsed)
+        search = self._search(now) if len(self._pending) else None
+        placements = self._place(now, search) if self._dirty or self._share.has_moved else ()
+        preemptions = () if search is None else self._set_apart(search, now)
+        spared = self._takeovers.take_spared()
+        return Decisions(placements, rejections, (), expired, lapsed, preemptions, spared)
 
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
         """Return where the claims stand that the last turn left, the next one first.
@@ -186,7 +197,7 @@ class Engine:
         """
         if self._told is not None and abs((now - self._told[0]).total_seconds()) < _STANDING_S:
             return self._told[1][:limit]
-        judges = self._share, self._classing, self.keeping
+        judges = self._share, self._classing, self.keeping, self._takeovers.back
         world = World(self._capacity, self._placer, self._outlook, *judges, now)
         heads = (each.first for each in self._pending.heads(self._share))
         claims = self._pending.ordered(self._share, limit)
@@ -227,7 +238,8 @@ class Engine:
 
     def validate(self) -> None:
         """Raise `AssertionError` when the state contradicts itself."""
-        self._capacity.validate(self._holdings.parts(), max_load=self._policy.max_load)
+        parts = [*self._holdings.parts(), *self._takeovers.back.parts()]
+        self._capacity.validate(parts, max_load=self._policy.max_load)
         waits = {claim.id for claim in self._pending.ordered(self._share)} | self._new.keys()
         if any(map(self._holdings.serves, waits)) or waits & self._placed.keys():
             raise AssertionError("a claim both waits and holds devices")
@@ -243,17 +255,22 @@ class Engine:
             reason = reason or self._share.never_reason(claim)
             if reason is not None:
                 rejections.append(Rejection(claim.id, reason))
+                self._takeovers.stop(claim.id)
                 continue
-            key = self._classing.key(claim)
-            kinds = self._regions.of_kinds(self._placer.kinds(key.request, key.excluded))
-            owned = self.keeping.owned_by(claim)
-            self._pending.add(claim, key, kinds, rank(claim, now, self._policy), owned)
-            self.keeping.expect(claim.request.max_runtime_s, now)
-            self._touch(kinds)
+            self._file(claim, now)
         self._new.clear()
         return tuple(rejections)
 
-    def _place(self, now: datetime) -> tuple[Placement, ...]:
+    def _file(self, claim: Claim, now: datetime) -> None:
+        """Put a claim into its class."""
+        key = self._takeovers.back.key_for(claim, self._classing.key(claim))
+        kinds = self._regions.of_kinds(self._placer.kinds(key.request, key.excluded))
+        owned = self.keeping.owned_by(claim)
+        self._pending.add(claim, key, kinds, rank(claim, now, self._policy), owned)
+        self.keeping.expect(claim.request.max_runtime_s, now)
+        self._touch(kinds)
+
+    def _place(self, now: datetime, search: Search | None) -> tuple[Placement, ...]:
         """Walk along the classes whose devices something happened to, or who share devices with those."""
         teams = self._share.take_moved()
         classes = self._regions.around(self._dirty, teams, self._pending.classes.values())
@@ -265,7 +282,13 @@ class Engine:
             self._placer.renew(mix)
             self._placer.learn(self._speed_costs())
         holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
-        walk = Walk(self._capacity, self._placer, holds, self._share)
+        back = self._takeovers.back
+
+        def look(claim: Claim, key: ClassKey) -> bool:
+            is_owner = bool(self.keeping.owned_by(claim))
+            return search is not None and search.look(claim, key, is_owner=is_owner)
+
+        walk = Walk(self._capacity, self._placer, holds, self._share, back, look)
 
         def visit(claim: Claim, key: ClassKey) -> bool:
             return walk.visit(claim, self.keeping.key_for(claim, key, now))
@@ -278,7 +301,28 @@ class Engine:
         lease = Lease(_placed_id(claim.id), claim.id, devices, claim.request, now, _NEVER, shares, claim)
         self._holdings.add(lease, part)
         self._placed[claim.id] = claim
+        self._takeovers.stop(claim.id, is_placed=True)
         return placement
+
+    # -- taking back
+    def _search(self, now: datetime) -> Search | None:
+        """Return what looks for leases to take back; all who wait are looked at then."""
+        stay = partial(self.overstayers, now)
+        search = self._takeovers.search(self._placer, self._share, stay, now)
+        if search is not None:
+            self._dirty |= self._regions.of_kinds(range(len(self._layout.kinds)))
+        return search
+
+    def _set_apart(self, search: Search, now: datetime) -> tuple[Preemption, ...]:
+        """Let the claims for which leases are taken back wait by themselves, and the others no longer."""
+        for _, found in search.found:
+            self._takeovers.back.begin(found)
+        for claim in search.given_up:
+            self._takeovers.stop(claim.id)
+        for claim in (*(claim for claim, _ in search.found), *search.given_up):
+            self._pending.remove(claim.id)
+            self._file(claim, now)
+        return tuple(found for _, found in search.found)
 
     # -- the fleet
     def _keep(self, now: datetime) -> None:
@@ -301,6 +345,7 @@ class Engine:
         self._share = FairShare(self._quotas, Fleet(layout.nodes))
         self._holdings = Holdings(layout, leases, offers, self._share, self.keeping.see_lease)
         self._capacity.take_all(self._holdings.parts())
+        self._takeovers.build(layout, self._holdings, self._capacity, self._touch_part)
         mix, band = self._stream.mix(layout), self._policy.cost_band
         self._placer = Placer(self._capacity, mix, cost_band=band, speeds=self._speed_costs())
         self._outlook = Outlook(layout, max_load=self._policy.max_load)
@@ -317,7 +362,7 @@ class Engine:
         before, nodes = (self._capacity.open, self._layout.offered), self._layout.nodes
         moved = [number for number, node in changed.items() if node.artifacts != nodes[number].artifacts]
         self._layout = self._layout.renewed(changed)
-        held = self._holdings.parts_on(changed)
+        held = [*self._holdings.parts_on(changed), *self._takeovers.back.parts_on(changed)]
         self._capacity.reopen(self._layout, list(changed), held, max_load=self._policy.max_load)
         banks = ((before[0] != self._capacity.open) | (before[1] != self._layout.offered)).any(axis=1)
         if moved:
@@ -327,6 +372,9 @@ class Engine:
             self._outlook = Outlook(self._layout, max_load=self._policy.max_load)
             self._touch(self._regions.of_kinds(set(self._layout.kind_of[banks].tolist())))
         self._told = None
+
+    def _touch_part(self, part: Part) -> None:
+        self._touch(self._regions.of_part(part))
 
     def _touch(self, kinds: int) -> None:
         self._dirty |= kinds

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from airflow_gpu_provider.broker.capacity import Part, part_of_lease
 from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.layout import Layout
-from airflow_gpu_provider.broker.model import ClaimId, Lease, LeaseId
+from airflow_gpu_provider.broker.model import ClaimId, Lease, LeaseId, Preemption
 from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.room import part_of_offer
 
@@ -41,6 +41,7 @@ class Holdings:
         self._of_claim: dict[ClaimId, LeaseId] = {}
         self._on_node: dict[int, dict[LeaseId, None]] = {}
         self._promising: dict[LeaseId, datetime] = {}
+        self._preemptible: dict[LeaseId, None] = {}
         self._expiries: list[tuple[datetime, LeaseId]] = []
         self._promises: list[tuple[datetime, LeaseId]] = []
         self._offers: dict[LeaseId, tuple[Offer, Part]] = {}
@@ -91,10 +92,9 @@ class Holdings:
         for node, _, _ in part.nodes:
             self._on_node.setdefault(node, {})[lease.id] = None
         heappush(self._expiries, (lease.expires_at, lease.id))
-        ends_by = lease.ends_by
-        if ends_by is not None:
-            self._promising[lease.id] = ends_by
-            heappush(self._promises, (ends_by, lease.id))
+        self._promise(lease)
+        if lease.claim is not None and lease.claim.preemptible:
+            self._preemptible[lease.id] = None
         return part
 
     def remove(self, lease_id: LeaseId) -> tuple[Lease, Part] | None:
@@ -110,10 +110,47 @@ class Holdings:
         for node, _, _ in part.nodes:
             del self._on_node[node][lease_id]
         self._promising.pop(lease_id, None)
+        self._preemptible.pop(lease_id, None)
         offered = self.let_go(lease_id)
         if offered is not None:
             part = Part(part.devices + offered.devices, part.nodes + offered.nodes)
         return lease, part
+
+    # -- taking back
+    def preemptible(self) -> list[Lease]:
+        """Return the leases whose claims may be preempted."""
+        return [self._held[lease_id][0] for lease_id in self._preemptible]
+
+    def take_back(self, found: Preemption) -> None:
+        """Let leases end for a claim, at a moment at the latest: what they promised counts no more."""
+        for lease_id in found.victims:
+            lease, part = self._held[lease_id]
+            taken = replace(lease, ends_for=found.for_claim, must_end_at=found.end_by)
+            self._held[lease_id] = (taken, part)
+            self._promising.pop(lease_id, None)
+            self.renew(lease_id, lease.expires_at)
+
+    def spare(self, lease_id: LeaseId) -> bool:
+        """Let a lease that was taken back go on; return False for one that has ended."""
+        if lease_id not in self._held:
+            return False
+        lease, part = self._held[lease_id]
+        lease = replace(lease, ends_for=None, must_end_at=None)
+        self._held[lease_id] = (lease, part)
+        self._promise(lease)
+        return True
+
+    def note_checkpoint(self, lease_id: LeaseId, moment: datetime) -> None:
+        """Note when the holder of a lease last saved its work."""
+        found = self._held.get(lease_id)
+        if found is not None:
+            self._held[lease_id] = (replace(found[0], checkpoint_at=moment), found[1])
+
+    def _promise(self, lease: Lease) -> None:
+        ends_by = lease.ends_by
+        if ends_by is not None and lease.ends_for is None:
+            self._promising[lease.id] = ends_by
+            heappush(self._promises, (ends_by, lease.id))
 
     # -- offers
     def hold(self, offer: Offer) -> Part:
@@ -139,11 +176,12 @@ class Holdings:
     # -- time
 
     def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
-        """Move the end of a lease."""
+        """Move the end of a lease; one that is being taken back ends no later than it must."""
         found = self._held.get(lease_id)
         if found is None:
             return
         lease, part = found
+        expires_at = min(expires_at, lease.must_end_at or expires_at)
         self._held[lease_id] = (replace(lease, expires_at=expires_at), part)
         if expires_at < lease.expires_at:
             heappush(self._expiries, (expires_at, lease_id))

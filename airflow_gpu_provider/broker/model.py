@@ -154,6 +154,7 @@ class Lease:
     claim: Claim | None = None
     checkpoint_at: datetime | None = None  #: last checkpoint its holder reported; None = none since it began
     ends_for: ClaimId | None = None  #: the claim for which it is being taken back, within the grace period
+    must_end_at: datetime | None = None  #: then it ends at the latest; None = it is not being taken back
 
     @property
     def milli(self) -> tuple[int, ...]:
@@ -198,6 +199,7 @@ class ReasonCode(str, Enum):
     DEVICES_EXCLUDED = "devices_excluded"
     RESERVED = "reserved"
     OVER_QUOTA = "over_quota"
+    DEVICES_TAKEN_BACK = "devices_taken_back"
     ARTIFACTS_ABSENT = "artifacts_absent"
 
 
@@ -238,6 +240,9 @@ class Snapshot:
     recent: tuple[GpuRequest, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     kept: Mapping[str, frozenset[DeviceId]] = field(default_factory=dict)  #: until now, by reservation
+    taken_back: tuple[
+        Lease, ...
+    ] = ()  #: ended leases whose devices are kept for the claims that they end for
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +258,17 @@ class CyclePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Preemption:
+    """Leases to end by ``end_by`` for a claim."""
+
+    for_claim: ClaimId
+    victims: tuple[LeaseId, ...]  #: the least loss first
+    loss_s: float  #: device-seconds of work that is done again
+    end_by: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decisions:
     """What a cycle decided; the leader writes all of it in one transaction."""
 
@@ -261,3 +277,5 @@ class Decisions:
     waiting: tuple[Waiting, ...] = ()
     expired: tuple[LeaseId, ...] = ()
     lapsed: tuple[LeaseId, ...] = ()  #: leases whose offer to move ran out
+    preemptions: tuple[Preemption, ...] = ()  #: leases that have to end for others
+    spared: tuple[LeaseId, ...] = ()  #: leases that had to end and no longer have to

@@ -23,6 +23,7 @@ from airflow_gpu_provider.broker.model import (
     GpuRequest,
     Lease,
     LeaseId,
+    Preemption,
     RunType,
 )
 
@@ -44,23 +45,16 @@ class PreemptionPolicy:
     backfill_penalty: float = 1000.0  #: as in the order of the queue
 
 
+#: Nobody is preempted.
+NO_PREEMPTION = PreemptionPolicy(budget=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Rights:
     """What quotas add: leases that the claim's team may reclaim, and those only their own may take."""
 
     reclaimable: frozenset[LeaseId] = frozenset()
     protected: frozenset[LeaseId] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Preemption:
-    """Leases to end by ``end_by`` for a claim."""
-
-    for_claim: ClaimId
-    victims: tuple[LeaseId, ...]  #: the least loss first
-    loss_s: float  #: device-seconds of work that is done again
-    end_by: datetime
-    reason: str
 
 
 NO_RIGHTS = Rights()
@@ -146,9 +140,13 @@ def after_preemption(claim: Claim, by: ClaimId) -> Claim:
     return replace(claim, preemptions=claim.preemptions + 1, preempted_by=claim.preempted_by | {by})
 
 
-def fits_without(capacity: Capacity, request: GpuRequest, *groups: BoolArray) -> Fits:
-    """Return the test on what the claim sees as free, its own holds included; one of ``groups`` must do."""
+def fits_without(
+    capacity: Capacity, request: GpuRequest, *groups: BoolArray, kept: Iterable[Part] = ()
+) -> Fits:
+    """Return the test on what the claim sees as free, ``kept`` for it included; one of ``groups`` must do."""
     trial = capacity.copy()
+    for part in kept:
+        trial.give(part)
     cached_parts: dict[LeaseId, Part] = {}
 
     def part_of_one(lease: Lease) -> Part:

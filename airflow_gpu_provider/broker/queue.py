@@ -22,6 +22,7 @@ from airflow_gpu_provider.broker.forecast import Expected, Forecast
 from airflow_gpu_provider.broker.layout import BoolArray
 from airflow_gpu_provider.broker.model import Claim, DeviceId, GpuRequest, Placement
 from airflow_gpu_provider.broker.placement import Found, Placer
+from airflow_gpu_provider.broker.taking_back import TakingBack
 
 #: Classes of which a start is computed in one walk; those further back hold on to their devices without
 #: one. Bounds the time of a walk, not what is decided for the head.
@@ -158,13 +159,24 @@ class Walk:
     of it is: only the first one of a class is looked at, and only that one holds something.
     """
 
-    def __init__(self, capacity: Capacity, placer: Placer, holds: Holds, share: FairShare) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        placer: Placer,
+        holds: Holds,
+        share: FairShare,
+        back: TakingBack,
+        take_back: Callable[[Claim, ClassKey], bool] = lambda claim, key: False,
+    ) -> None:
         self._capacity = capacity
+        self._back = back
+        self._take_back = take_back  #: told who is blocked; returns whether leases are taken back for it
         self._placer = placer
         self._holds = holds
         self._share = share
         self._blocked: dict[ClassKey, None] = {}
         self._granted: list[_Granted] = []
+        self._left_over: list[Part] = []
 
     def visit(self, claim: Claim, key: ClassKey) -> bool:
         """Place the claim, whose devices are taken then, or block its class; return whether it was placed.
@@ -173,10 +185,13 @@ class Walk:
         """
         if key in self._blocked or self._share.is_over_limit(claim):
             return False
-        found = self._place(key.request, key.excluded)
+        found = self._place(key)
         if found is None:
             self._blocked[key] = None
-            self._holds.block(key)
+            if self._take_back(claim, key) or key.alone is not None:
+                self._holds.keep(key)
+            else:
+                self._holds.block(key)
             return False
         self._assume(claim, found.places)
         self._granted.append(_Granted(claim, key, found))
@@ -189,10 +204,24 @@ class Walk:
             if wanted is not None and granted.claim.request.spares:
                 granted.spares = self._idle_spares(granted, wanted)
         self._holds.let_go()
+        for part in self._left_over:
+            self._capacity.give(part)
         self._share.assume_nothing()
         return [self._placement(granted) for granted in self._granted]
 
-    def _place(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Found | None:
+    def _place(self, key: ClassKey) -> Found | None:
+        kept = self._back.kept_for(key.alone)
+        for part in kept:
+            self._capacity.give(part)
+        found = self._take(key.request, key.excluded)
+        for part in kept:
+            if found is None:
+                self._capacity.take(part)
+            else:  # free for others, but not before the end: capacity only shrinks
+                self._left_over.append(self._capacity.hide(part))
+        return found
+
+    def _take(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Found | None:
         opened = self._holds.passing(request)
         found = self._placer.place(request, excluded)
         if found is not None:

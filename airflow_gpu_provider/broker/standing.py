@@ -22,6 +22,7 @@ from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.model import Claim, Reason, ReasonCode, Waiting
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds
+from airflow_gpu_provider.broker.taking_back import TakingBack
 
 #: Claims for which a start is computed; those further back show "unknown".
 _FORECAST_DEPTH = 100
@@ -37,6 +38,7 @@ class World:
     share: FairShare
     classing: Classing
     keeping: Keeping
+    back: TakingBack
     now: datetime
 
 
@@ -85,11 +87,17 @@ class _Report:
         if reason is not None:
             self._unknown.add(key)  # it waits for its team, whatever devices become free
             return reason
+        if key.alone is not None:
+            self._holds.keep(key)
+            return self._world.back.reason(claim)
         reason = self._diagnose(claim, own, key)
         self._holds.block(key)
         return reason
 
     def _starts_in_s(self, claim: Claim, own: ClassKey, key: ClassKey) -> float | None:
+        if key.alone is not None and key not in self._unknown:
+            self._expect(key)  # books its devices
+            return self._world.back.starts_in_s(key.alone, self._world.now)
         seconds = self._expect(key).starts_in_s
         if seconds is None and self._reasons[own, key].code is ReasonCode.RESERVED:
             return self._after(claim, own)
@@ -97,7 +105,7 @@ class _Report:
 
     def _keys(self, claim: Claim) -> tuple[ClassKey, ClassKey]:
         """Return the class by what a claim excludes itself, and by all that it may not be given now."""
-        own = self._world.classing.key(claim)
+        own = self._world.back.key_for(claim, self._world.classing.key(claim))
         return own, self._world.keeping.key_for(claim, own, self._world.now)
 
     def _diagnose(self, claim: Claim, own: ClassKey, key: ClassKey) -> Reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -15,6 +16,7 @@ from airflow_gpu_provider.broker.model import (
     Claim,
     ClaimId,
     CyclePolicy,
+    Decisions,
     DeviceId,
     Fleet,
     GpuRequest,
@@ -25,6 +27,7 @@ from airflow_gpu_provider.broker.model import (
     RunType,
     Snapshot,
 )
+from airflow_gpu_provider.broker.preemption import PreemptionPolicy, after_preemption, worth
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
@@ -33,6 +36,10 @@ from .invariants import check
 from .test_cycle_properties import artifacts, nodes, reading
 
 POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60))
+
+PREEMPTION = PreemptionPolicy(
+    grace=timedelta(seconds=20), least_runtime=timedelta(seconds=10), budget=2, backfill_penalty=2
+)
 
 waits = st.integers(0, 5)
 teams = st.sampled_from([None, "vision", "text"])
@@ -77,7 +84,9 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             self._make(each, 0, 0, ())
         self.reservations: tuple[Reservation, ...] = ()
         self.quotas = quotas
-        self.engine = Engine(POLICY, self.fleet, (), self.claims.values(), quotas=quotas)
+        self.engine = Engine(
+            POLICY, self.fleet, (), self.claims.values(), quotas=quotas, preemption=PREEMPTION
+        )
 
     @rule(
         asked=reading,
@@ -86,6 +95,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         without=excluded,
         team=teams,
         run_type=st.sampled_from(RunType),
+        preemptible=st.booleans(),
     )
     def submit(
         self,
@@ -95,8 +105,9 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         without: tuple[str, ...],
         team: str | None,
         run_type: RunType,
+        preemptible: bool,
     ) -> None:
-        self.engine.submit(self._make(asked, value, waited, without, team, run_type))
+        self.engine.submit(self._make(asked, value, waited, without, team, run_type, preemptible))
 
     @rule(asked=reading, of=st.lists(teams, min_size=2, max_size=4))
     def submit_alike(self, asked: GpuRequest, of: list[str | None]) -> None:
@@ -124,9 +135,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
     def withdraw(self, index: int) -> None:
         self.turn(1, [])
         if self.claims:
-            claim_id = sorted(self.claims)[index % len(self.claims)]
-            del self.claims[claim_id]
-            self.engine.withdraw(claim_id)
+            self._withdraw(sorted(self.claims)[index % len(self.claims)])
             self.turn(1, [])
 
     @rule(index=st.integers(0, 99))
@@ -134,8 +143,8 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         self.turn(1, [])
         if self.leases:
             lease_id = sorted(self.leases)[index % len(self.leases)]
-            del self.leases[lease_id]
             self.engine.end(lease_id)
+            self._end(lease_id)
             self.turn(1, [])
 
     @rule(seconds=st.lists(st.sampled_from([4, 9, 28]), max_size=6))
@@ -148,9 +157,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
     def renew(self, index: int, seconds: int) -> None:
         if self.leases:
             lease_id = sorted(self.leases)[index % len(self.leases)]
-            expires_at = self.now + timedelta(seconds=seconds)
-            self.leases[lease_id] = replace(self.leases[lease_id], expires_at=expires_at)
-            self.engine.renew(lease_id, expires_at)
+            self._renew(lease_id, self.now + timedelta(seconds=seconds))
 
     @rule(
         index=st.integers(0, 3),
@@ -189,22 +196,31 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             tuple(self.claims.values()),
             reservations=self.reservations,
             kept={each.reservation.id: each.devices for each in self.engine.keeping.kept},
+            taken_back=tuple(self.engine._takeovers.back.ended()),
         )
         mine = self.engine.turn(self.now)
         before = replace(before, recent=self.engine.mix_of)
         reference = decide(before, self.now, POLICY, self.quotas)
-        assert set(mine.placements) == set(reference.placements)
         assert set(mine.rejections) == set(reference.rejections)
         assert set(mine.expired) == set(reference.expired)
-        assert self.engine.waiting(self.now, limit=2) == reference.waiting[:2]
-        assert self.engine.waiting(self.now) == reference.waiting
-        check(before, replace(mine, waiting=reference.waiting), self.now, POLICY)
+        if not mine.preemptions:  # of which the reference knows nothing
+            assert set(mine.placements) == set(reference.placements)
+        if not (mine.preemptions or mine.spared or self._has_given_up(before)):
+            assert self.engine.waiting(self.now, limit=2) == reference.waiting[:2]
+            assert self.engine.waiting(self.now) == reference.waiting
+        check(before, replace(mine, waiting=self.engine.waiting(self.now)), self.now, POLICY)
+        self._check_preemptions(before, mine)
         for placement in mine.placements:
             for each in self.engine.keeping.kept:
                 self._is_let_in(placement, each)
         self.engine.validate()
         for lease_id in mine.expired:
-            del self.leases[lease_id]
+            self._end(lease_id)
+        self._spare(mine.spared)
+        for found in mine.preemptions:
+            for lease_id in found.victims:
+                taken = replace(self.leases[lease_id], ends_for=found.for_claim, must_end_at=found.end_by)
+                self.leases[lease_id] = replace(taken, expires_at=min(taken.expires_at, found.end_by))
         for rejection in mine.rejections:
             del self.claims[rejection.claim_id]
         for number, placement in enumerate(mine.placements):
@@ -214,6 +230,61 @@ class EngineAgainstCycle(RuleBasedStateMachine):
     def state_agrees(self) -> None:
         if hasattr(self, "engine"):
             self.engine.validate()
+
+    def _check_preemptions(self, before: Snapshot, mine: Decisions) -> None:
+        """Only what may be taken is, once, of those who ran long enough; what is kept is for nobody else."""
+        live = {each.id: each for each in before.leases if each.expires_at > self.now}
+        waits = {each.id: each for each in before.claims}
+        for found in mine.preemptions:
+            asker = waits[found.for_claim]
+            assert found.end_by == self.now + PREEMPTION.grace
+            for lease_id in found.victims:
+                lease = live.pop(lease_id)  # in no two of them
+                victim = lease.claim
+                assert victim is not None and lease.ends_for is None
+                assert self.now - lease.granted_at >= PREEMPTION.least_runtime
+                assert victim.preemptions < PREEMPTION.budget and victim.id not in asker.preempted_by
+                by_value = victim.preemptible and worth(victim, PREEMPTION) < worth(asker, PREEMPTION)
+                owes = bool(self.quotas.by_team) and victim.team != asker.team
+                overstays = any(each.is_for(asker) for each in self.reservations)
+                assert by_value or owes or overstays
+        over = (each for each in before.leases if each.expires_at <= self.now)
+        kept = [each for each in (*before.taken_back, *over) if each.ends_for in waits]
+        for placement in mine.placements:
+            given = {*placement.devices, *placement.spares}
+            for each in kept:
+                is_whole = not each.request.is_shared
+                assert each.ends_for == placement.claim_id or not is_whole or given.isdisjoint(each.devices)
+
+    def _withdraw(self, claim_id: ClaimId) -> None:
+        del self.claims[claim_id]
+        self.engine.withdraw(claim_id)
+        self._spare([each.id for each in self.leases.values() if each.ends_for == claim_id])
+
+    def _renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
+        lease = self.leases[lease_id]
+        until = min(expires_at, lease.must_end_at or expires_at)
+        self.leases[lease_id] = replace(lease, expires_at=until)
+        self.engine.renew(lease_id, expires_at)
+
+    def _has_given_up(self, before: Snapshot) -> bool:
+        """Whether a claim still waits for which all that was taken back has ended, in vain."""
+        waits = {each.id for each in self.claims.values()} - set(self.engine._placed)
+        kept_for = {each.ends_for for each in (*before.taken_back, *before.leases)}
+        return any(claim_id in kept_for and claim_id not in self.engine._takeovers.back for claim_id in waits)
+
+    def _end(self, lease_id: LeaseId) -> None:
+        """What was preempted waits again."""
+        lease = self.leases.pop(lease_id)
+        if lease.ends_for in self.claims and lease.claim is not None:
+            again = after_preemption(lease.claim, lease.ends_for)
+            self.claims[again.id] = again
+            self.engine.submit(again)
+
+    def _spare(self, lease_ids: Iterable[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            if lease_id in self.leases:
+                self.leases[lease_id] = replace(self.leases[lease_id], ends_for=None, must_end_at=None)
 
     def _is_let_in(self, placement: Placement, kept: Kept) -> None:
         """Claims of others are on a kept device only if they end in time, or start long before."""
@@ -236,12 +307,13 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         without: tuple[str, ...],
         team: str | None = None,
         run_type: RunType = RunType.LIVE,
+        preemptible: bool = False,
     ) -> Claim:
         self.number += 1
         made = claim(f"c{self.number:03}", value=value, excluded=without, run_type=run_type)
         asked = replace(asked, task_class=f"dag.task{self.number}")  # nothing is learned of it
         submitted_at = self.now - timedelta(minutes=waited)
-        made = replace(made, request=asked, submitted_at=submitted_at, team=team)
+        made = replace(made, request=asked, submitted_at=submitted_at, team=team, preemptible=preemptible)
         self.claims[made.id] = made
         return made
 
