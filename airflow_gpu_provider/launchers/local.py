@@ -1,8 +1,8 @@
-"""Runs on this host: the supervisor is a child process in a session of its own.
+"""Runs on this host: a guard in a session of its own, below it the supervisor, below that the shards.
 
-It ends with the process that started it (it watches its parent, and the shards end with it), so leased
-devices are never used after the lease's holder is gone. Start it from a thread that lives as long as the
-run.
+The guard ends with the process that started it (it watches its parent, and everything below it ends with
+it), so leased devices are never used after the lease's holder is gone. Start it from a thread that lives as
+long as the run.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.parenthood import living_in_group
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, read_record, write_json
 
 log = logging.getLogger(__name__)
 
-_SUPERVISOR = "airflow_gpu_provider.training.supervisor"
+_GUARD = "airflow_gpu_provider.training.guard"
 #: beyond the plan's grace, for the supervisor to write its record and leave
 _LEAVE_S = 5.0
 _TAIL_LINES = 15
@@ -36,7 +39,7 @@ class LocalRun:
 
     @property
     def pid(self) -> int:
-        """The supervisor's process id."""
+        """The guard's process id; the supervisor's is in the record."""
         return self._process.pid
 
     def record(self) -> RunRecord | None:
@@ -44,7 +47,7 @@ class LocalRun:
         return read_record(self._plan.paths.run)
 
     def has_ended(self) -> bool:
-        """Say whether the supervisor has ended; its shards then have too."""
+        """Say whether the guard has ended; everything below it then has too."""
         return self._process.poll() is not None
 
     def shard_log_tail(self, uid: str) -> list[str]:
@@ -69,17 +72,24 @@ class LocalRun:
             self.kill()
 
     def kill(self) -> None:
-        """End the supervisor now; the kernel ends its shards with it."""
-        if not self.has_ended():
-            self._process.kill()
-            self._process.wait()
+        """End the guard and everything below it now; return when it is gone."""
+        if self.has_ended():
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + _LEAVE_S
+        while (living := living_in_group(self.pid)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if living:
+            log.error("Processes %s were killed and have not ended in %.0f s", living, _LEAVE_S)
 
 
 class LocalLauncher:
     """Starts runs on this host."""
 
     def start(self, plan: RunPlan) -> LocalRun:
-        """Write the plan and start its supervisor. Raise InvalidRequest when torch is not installed."""
+        """Write the plan and start its guard. Raise InvalidRequest when torch is not installed."""
         if importlib.util.find_spec("torch") is None:
             raise InvalidRequest(
                 "Training needs torch, which is not installed for "
@@ -88,13 +98,13 @@ class LocalLauncher:
             )
         plan.paths.create()
         write_json(plan.paths.plan, plan.model_dump_json(indent=1))
-        # The supervisor computes nothing; hiding the devices keeps a context off them. Shards are forked
-        # from it, so libraries that read their number of threads when they are loaded do that here.
+        # Guard and supervisor compute nothing; hiding the devices keeps a context off them. Shards are forked
+        # from them, so libraries that read their number of threads when they are loaded do that here.
         threads = {"OMP_NUM_THREADS": str(plan.threads_per_shard)}
         environment = {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": ""}
         with plan.paths.supervisor_log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", _SUPERVISOR, str(plan.paths.plan)],
+                [sys.executable, "-m", _GUARD, str(plan.paths.plan)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

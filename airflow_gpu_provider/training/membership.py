@@ -20,9 +20,10 @@ class Membership:
     vacant: tuple[int, ...] = ()
 
     @classmethod
-    def first(cls, members: tuple[str, ...], spares: tuple[str, ...]) -> Membership:
+    def first(cls, members: tuple[str, ...], spares: tuple[str, ...], *, generation: int = 0) -> Membership:
         """Return the membership a run starts with: ranks in the order of ``members``."""
-        return cls(generation=0, members={uid: rank for rank, uid in enumerate(members)}, spares=spares)
+        ranks = {uid: rank for rank, uid in enumerate(members)}
+        return cls(generation=generation, members=ranks, spares=spares)
 
     @property
     def is_complete(self) -> bool:

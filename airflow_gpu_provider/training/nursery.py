@@ -15,13 +15,18 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from airflow_gpu_provider.training import shard
-from airflow_gpu_provider.training.parenthood import adopt_orphans, end_with_parent, name_process
+from airflow_gpu_provider.training.parenthood import (
+    adopt_orphans,
+    end_with_parent,
+    in_child,
+    name_process,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +72,7 @@ class Nursery:
         if (pid := os.fork()) == 0:
             os.close(ours_in)
             os.close(ours_out)
-            _in_child(partial(_serve, theirs_in, theirs_out, supervisor))
+            in_child(partial(_serve, theirs_in, theirs_out, supervisor))
         os.close(theirs_in)
         os.close(theirs_out)
         return cls(pid, ours_out, ours_in)
@@ -88,13 +93,18 @@ class Nursery:
         return int(answer)
 
 
-def _serve(orders: int, answers: int, supervisor: int) -> int:
-    end_with_parent(supervisor)
-    name_process("nursery")
+def import_for_shards() -> None:
+    """Import what every shard needs, where that has not been done yet."""
     for name in _IMPORTS:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector would write to, and so copy, pages that all shards share
+
+
+def _serve(orders: int, answers: int, supervisor: int) -> int:
+    end_with_parent(supervisor)
+    name_process("nursery")
+    import_for_shards()
     with os.fdopen(orders) as lines:
         for line in lines:
             order = Order(**json.loads(line))
@@ -103,7 +113,7 @@ def _serve(orders: int, answers: int, supervisor: int) -> int:
                 os.close(read)
                 os.close(lines.fileno())
                 os.close(answers)
-                _in_child(partial(_fork_shard, order, write, supervisor))
+                in_child(partial(_fork_shard, order, write, supervisor))
             os.close(write)
             with os.fdopen(read) as pipe:
                 pid = pipe.readline()
@@ -115,7 +125,7 @@ def _serve(orders: int, answers: int, supervisor: int) -> int:
 def _fork_shard(order: Order, answer: int, supervisor: int) -> int:
     if (pid := os.fork()) == 0:
         os.close(answer)
-        _in_child(partial(_be_shard, order, supervisor))
+        in_child(partial(_be_shard, order, supervisor))
     os.write(answer, f"{pid}\n".encode())
     return 0
 
@@ -133,16 +143,3 @@ def _be_shard(order: Order, supervisor: int) -> int:
     while os.getppid() != supervisor and time.monotonic() < deadline:
         time.sleep(0.001)
     return shard.main(Path(order.plan_file), order.uid)
-
-
-def _in_child(main: Callable[[], int]) -> None:
-    """Run ``main`` and leave: a forked process never returns into its parent's code."""
-    code = 1
-    try:
-        code = main()
-    except BaseException:
-        logging.getLogger(__name__).exception("A forked process failed")
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -7,10 +7,14 @@ shard.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -45,10 +49,55 @@ def reap_strays(own: frozenset[int]) -> None:
         os.waitpid(ended.si_pid, 0)
 
 
+def end_orphans() -> None:
+    """Kill and reap every child of this process, adopted ones included, until there is none."""
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def living_in_group(group: int) -> list[int]:
+    """Return the processes of a process group that have not ended; none where the system does not tell."""
+    living = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = file.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue  # it has just ended
+        if int(its_group) == group and state not in ("Z", "X"):
+            living.append(int(file.parent.name))
+    return living
+
+
+def _children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # not every kernel tells; what has asked for it ends with its parent
+        return []
+
+
 def name_process(name: str) -> None:
     """Set what `ps` and `top` call this process; at most 15 characters are kept."""
     if sys.platform == "linux":
         _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
+
+
+def in_child(main: Callable[[], int]) -> None:
+    """Run ``main`` in a process just forked and leave: it never returns into its parent's code."""
+    code = 1
+    try:
+        code = main()
+    except BaseException:
+        logging.getLogger(__name__).exception("A forked process failed")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _prctl(option: int, value: object) -> None:

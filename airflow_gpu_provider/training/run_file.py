@@ -63,6 +63,8 @@ class RunRecord(BaseModel):
     step_count: int | None = None
     resumed_from: int | None = None
     respawns_left: int = 0
+    processes_started: int = 0  #: shards in all, which are numbered in this order
+    supervisor_restarts: int = 0  #: after it was lost; each resumed from the last checkpoint
     sync_retries: int = 0
     failures: list[ShardFailure] = []
     suspect_devices: list[str] = []  #: those that gave an error of their own

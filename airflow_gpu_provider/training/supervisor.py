@@ -1,9 +1,9 @@
-"""The process that owns a run: ``python -m airflow_gpu_provider.training.supervisor PLAN.json``.
+"""The process that owns a run, forked by the `guard`.
 
 Hosts the store, starts the shards, notices those that end or fall silent, gives their ranks to spares and
 writes run.json. It never computes, so it survives what kills a shard. Invariant: a generation is published
-only after the processes it replaces are gone. Asked to stop (SIGTERM, or its own parent is gone) it lets the
-shards save first.
+only after the processes it replaces are gone. Asked to stop (SIGTERM; SIGHUP: whoever started the run is
+gone) it lets the shards save first. Its own shards end with it: its successor starts from the checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,36 +36,28 @@ _WRITE_EVERY_S = 0.5
 class Supervisor:
     """One run, from the first process to the last."""
 
-    def __init__(self, plan: RunPlan, plan_file: Path) -> None:
+    def __init__(self, plan: RunPlan, plan_file: Path, previous: RunRecord | None) -> None:
         self._plan = plan
-        self._parent = os.getppid()
         nursery = Nursery.open()  # before the store, which starts threads
         self._store, address = host_store()
         self._children = Children(plan, plan_file, nursery, address=address, prefix=self._store.prefix)
         self._watch = Watch(plan, self._store, self._children)
         self._liveness = self._watch.liveness
-        members = tuple(f"u{index}" for index in range(plan.shard_count))
-        spares = tuple(f"u{plan.shard_count + index}" for index in range(len(plan.spare_slots)))
-        self._membership = Membership.first(members, spares)
-        self._started = 0
+        self.record = _first_record(plan, previous)
+        self._started = self.record.processes_started
+        uids = tuple(f"u{self._started + n}" for n in range(plan.shard_count + len(plan.spare_slots)))
+        members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
+        self._membership = Membership.first(members, spares, generation=self.record.generation)
         self._retries = SyncRetries()
         self._respawns = RespawnBudget(plan.max_respawns)
         self._stop_deadline: float | None = None
         self._stop_reason: str | None = None
         self._final_seen = False
         self._last_write: tuple[str, float] = ("", 0.0)
-        now = datetime.now(timezone.utc)
-        self.record = RunRecord(
-            run_id=plan.run_id,
-            pid=os.getpid(),
-            respawns_left=plan.max_respawns,
-            started_at=now,
-            updated_at=now,
-        )
 
     def run(self) -> int:
         """Train to the end and return the exit code: 0 only for a run that succeeded."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         try:
             self._publish()
@@ -196,6 +187,7 @@ class Supervisor:
     def _start_process(self, slot: Slot) -> str:
         uid = f"u{self._started}"
         self._started += 1
+        self.record.processes_started = self._started
         self._children.start(uid, slot)
         self._liveness.watch(uid, time.monotonic())
         return uid
@@ -227,11 +219,12 @@ class Supervisor:
     # -- stopping ------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._stop_reason = self._stop_reason or f"asked by {signal.Signals(number).name}"
+        if self._stop_reason is None:
+            is_orphan = number == signal.SIGHUP
+            asked = f"asked by {signal.Signals(number).name}"
+            self._stop_reason = "the process that started the run is gone" if is_orphan else asked
 
     def _stop_when_asked(self, now: float) -> None:
-        if self._stop_reason is None and os.getppid() != self._parent:
-            self._stop_reason = "the process that started the run is gone"
         if self._stop_reason is None or self._is_done():
             return
         if self._stop_deadline is None:
@@ -273,12 +266,14 @@ class Supervisor:
             self._last_write = (content, now)
 
 
-def main(plan_file: Path) -> int:
-    """Run the plan."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    plan = RunPlan.model_validate_json(plan_file.read_text())
-    return Supervisor(plan, plan_file).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def _first_record(plan: RunPlan, previous: RunRecord | None) -> RunRecord:
+    """Return the record that this supervisor begins with: what a lost one has written is kept."""
+    now = datetime.now(timezone.utc)
+    if previous is None:
+        record = RunRecord(run_id=plan.run_id, pid=os.getpid(), started_at=now, updated_at=now)
+    else:
+        changes = {"pid": os.getpid(), "state": RunState.STARTING, "generation": previous.generation + 1}
+        record = previous.model_copy(update=changes)
+        record.supervisor_restarts += 1
+    record.respawns_left = plan.max_respawns
+    return record

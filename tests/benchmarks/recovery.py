@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from tests.training.running import Running, make_plan, start
 
 FAULTS = ("kill", "stop", "oom", "supervisor")
+GIVE_UP_S = 600.0
 PAUSE_S = 0.01
+STEP_S = 0.015  #: what a step with its pause takes here
 SETTLE_S = 1.5  #: after the spare is warm, so that starting it disturbs nothing
 
 
@@ -86,7 +89,7 @@ def hurt(running: Running, fault: str, rank: int) -> float:
         while order.exists():
             time.sleep(0.001)
         return float(order.with_suffix(".at").read_text())
-    pid = running.run.pid if fault == "supervisor" else running.pid_of_rank(rank)
+    pid = running.supervisor() if fault == "supervisor" else running.pid_of_rank(rank)
     at = time.time()
     os.kill(pid, signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
     return at
@@ -109,7 +112,7 @@ def first_sync(running: Running, *, after: float, generation: int) -> float:
 
 def end(running: Running) -> RunRecord:
     """Return the record of a run that has to succeed."""
-    record = running.end()
+    record = running.end(give_up_s=GIVE_UP_S)
     if record.state is not RunState.SUCCEEDED:
         raise SystemExit(f"The run did not succeed: {record.error}\n{running.logs()}")
     return record
@@ -123,24 +126,15 @@ def undisturbed(folder: Path, shape: Shape) -> tuple[Running, RunRecord]:
 
 def single(folder: Path, shape: Shape, fault: str, rank: int) -> Outcome:
     """Hurt one run once."""
-    running = begin(folder, shape)
+    running = begin(folder, shape, checkpoint_every_s=2.0 if fault == "supervisor" else 30.0)
     try:
         before = until_warm(running, shape)
         at = hurt(running, fault, rank)
-        if fault == "supervisor":
-            running, before = _again(running, folder, shape), before.model_copy(update={"generation": -1})
         record = end(running)
         synced_at = first_sync(running, after=at, generation=before.generation)
     finally:
         running.run.kill()
     return _outcome(record, synced_at - at)
-
-
-def _again(running: Running, folder: Path, shape: Shape) -> Running:
-    """Start the next try, as Airflow does when a task has failed, without its delay."""
-    while not running.run.has_ended():
-        time.sleep(0.01)
-    return begin(folder, shape, attempt="try-2")
 
 
 def _outcome(record: RunRecord, seconds: float) -> Outcome:
@@ -177,10 +171,10 @@ def measure_single(shape: Shape, fault: str, runs: int) -> dict[str, Any]:
     }
 
 
-#: What the time is made of where it is not a takeover
+#: What happened in between
 MEANING = {
-    "supervisor": "the attempt ends; the next one starts cold and resumes from the last checkpoint; "
-    "without Airflow's retry_delay",
+    "supervisor": "another supervisor and new shards go on from the last checkpoint, in the same attempt and "
+    "under the same lease; the steps since the checkpoint are done again",
 }
 
 
@@ -224,10 +218,15 @@ def torment(running: Running, shape: Shape, fault: str, *, seconds: float, every
         if is_through(running, shape):
             break
         rank = count % shape.shards
-        running.until(lambda record, rank=rank: rank in record.members.values(), "a holder of the rank")
+        running.until(partial(_is_held, running, rank), f"a holder of rank {rank}")
         hurt(running, fault, rank)
         count += 1
     return count
+
+
+def _is_held(running: Running, rank: int, record: RunRecord) -> bool:
+    """Say whether a rank has a holder that lives; the record may be half a second old."""
+    return any(held == rank and uid in running.pids() for uid, held in record.members.items())
 
 
 def is_through(running: Running, shape: Shape) -> bool:
@@ -265,7 +264,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults of a soak")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    steps = options.steps or int((options.soak or 6.0) / (PAUSE_S * 1.25))
+    steps = options.steps or int((options.soak or 6.0) / STEP_S)
     shape = Shape(options.shards, options.spares, options.sync_interval, steps)
     run: Callable[[], dict[str, Any]] = (
         (lambda: measure_soak(shape, options.fault, options.soak, options.every))

@@ -80,14 +80,14 @@ class _Foreign:
         return "ended"
 
 
-def test_killing_the_supervisor_ends_its_shards(tmp_path: Path) -> None:
+def test_killing_the_guard_ends_everything_below_it(tmp_path: Path) -> None:
     running = start(make_plan(tmp_path, params={"pause_s": 0.05, "steps": 1000}))
     running.until_step(10)
-    shards = running.pids()
+    below = [running.supervisor(), running.nursery(), *running.pids().values()]
     os.kill(running.run.pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while any(is_alive(pid) for pid in shards.values()):
-        assert time.monotonic() < deadline, "a shard trains on without its supervisor"
+    while any(is_alive(pid) for pid in below):
+        assert time.monotonic() < deadline, "a process lives on without its guard"
         time.sleep(0.05)
     running.run.stop()
     running.run.kill()  # both may be repeated on a run that has ended

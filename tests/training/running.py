@@ -37,9 +37,9 @@ class Running:
             time.sleep(0.02)
         raise AssertionError(f"waited in vain for {what}: {record} {self.logs()}")
 
-    def end(self) -> RunRecord:
+    def end(self, *, give_up_s: float = GIVE_UP_S) -> RunRecord:
         """Return the last record."""
-        deadline = time.monotonic() + GIVE_UP_S
+        deadline = time.monotonic() + give_up_s
         while not self.run.has_ended():
             assert time.monotonic() < deadline, f"did not end: {self.run.record()} {self.logs()}"
             time.sleep(0.02)
@@ -66,9 +66,16 @@ class Running:
                 found[log.stem] = int(entry.name)
         return found
 
+    def supervisor(self) -> int:
+        """Return the supervisor's process."""
+        record = self.run.record()
+        assert record is not None
+        return record.pid
+
     def nursery(self) -> int:
         """Return the process that forks shards."""
-        children = Path(f"/proc/{self.run.pid}/task/{self.run.pid}/children").read_text().split()
+        supervisor = self.supervisor()
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         return next(int(pid) for pid in children if _name(pid) == "nursery")
 
     def hurt(self, rank: int, number: int) -> None:
@@ -102,7 +109,7 @@ def make_plan(
 
 
 def start(plan: RunPlan) -> Running:
-    """Start the plan's supervisor as a child of this process."""
+    """Start the plan's guard as a child of this process."""
     return Running(plan, LocalLauncher().start(plan))
 
 

@@ -135,6 +135,24 @@ def test_without_the_process_that_forks_shards_they_are_started_cold(
     assert weights(record) == expected_weights(10)
 
 
+def test_a_lost_supervisor_is_replaced_and_the_run_goes_on_from_the_checkpoint(
+    training: Callable[..., Running],
+) -> None:
+    running = training(spares=1, params={"pause_s": 0.05})
+    running.until(
+        lambda record: record.checkpoint is not None and record.checkpoint.step >= 20, "a checkpoint"
+    )
+    first, shards = running.supervisor(), running.pids()
+    os.kill(first, signal.SIGKILL)
+    running.until(lambda record: record.pid != first and record.step >= 30, "progress under another one")
+    assert not set(running.pids().values()) & set(shards.values()), "its shards ended with it"
+    running.hurt(1, signal.SIGKILL)
+    record = running.end()
+    assert record.supervisor_restarts == 1 and record.resumed_from is not None
+    assert record.resumed_from >= 20 and record.takeovers == ["u5 took rank 1 of u4"]
+    assert weights(record) == expected_weights(10)
+
+
 def test_a_shard_lost_after_the_last_step_is_replaced_from_the_final_checkpoint(
     training: Callable[..., Running],
 ) -> None:
@@ -173,12 +191,12 @@ def test_the_store_is_reachable_on_loopback_only_and_needs_the_secret(
 ) -> None:
     running = training(params={"pause_s": 0.05})
     running.until_step(10)
-    supervisor = Path(f"/proc/{running.run.pid}")
+    supervisor = Path(f"/proc/{running.supervisor()}")
     sockets = {os.readlink(entry) for entry in (supervisor / "fd").iterdir() if entry.exists()}
     connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [line[1] for line in connections if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
     assert len(listening) == 1 and listening[0].startswith("0100007F:"), "127.0.0.1"
-    for pid in (running.run.pid, *running.pids().values()):
+    for pid in (running.run.pid, running.supervisor(), *running.pids().values()):
         command = Path(f"/proc/{pid}/cmdline").read_text()
         assert not re.search(r"[0-9a-f]{32}", command), "other users can read command lines"
     os.kill(running.run.pid, signal.SIGTERM)

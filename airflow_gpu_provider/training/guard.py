@@ -1,0 +1,105 @@
+"""The process that a launcher starts for a run: ``python -m airflow_gpu_provider.training.guard PLAN.json``.
+
+Imports torch once, forks the supervisor, and forks another when that one is lost: the new one goes on from
+the last checkpoint in the same attempt, under the same lease. Everything of the run is below this process
+and ends with it; when its own parent is gone it asks the supervisor to let the shards save. It does nothing
+else, so that there is little that could end it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from airflow_gpu_provider.training.nursery import import_for_shards
+from airflow_gpu_provider.training.parenthood import (
+    adopt_orphans,
+    end_orphans,
+    end_with_parent,
+    in_child,
+    name_process,
+)
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.respawns import RespawnBudget
+from airflow_gpu_provider.training.run_file import RunRecord, read_record
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+#: without progress in between
+_MAX_RESTARTS = 3
+
+
+class Guard:
+    """Keeps one supervisor running until the run has ended."""
+
+    def __init__(self, plan: RunPlan, plan_file: Path) -> None:
+        self._plan = plan
+        self._plan_file = plan_file
+        self._parent = os.getppid()
+        self._restarts = RespawnBudget(_MAX_RESTARTS)
+        self._stop_signal: int | None = None
+
+    def run(self) -> int:
+        """Return the exit code of the last supervisor."""
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        while True:
+            code = self._run_supervisor()
+            end_orphans()  # shards of a lost supervisor: their devices are free only when they are gone
+            record = read_record(self._plan.paths.run)
+            if self._stop_signal is not None or record is None or record.state.is_terminal:
+                return code
+            if self._restarts.left(record.step) <= 0:
+                log.error("The supervisor was lost %d times without progress", _MAX_RESTARTS + 1)
+                return code
+            self._restarts.spend(record.step)
+            log.warning("The supervisor ended with %d; another one resumes from the last checkpoint", code)
+
+    def _run_supervisor(self) -> int:
+        previous = read_record(self._plan.paths.run)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if (pid := os.fork()) == 0:
+            in_child(partial(_supervise, self._plan, self._plan_file, previous, guard=os.getppid()))
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if os.getppid() != self._parent and self._stop_signal is None:
+                self._stop_signal = signal.SIGHUP
+            if self._stop_signal is not None:
+                os.kill(pid, self._stop_signal)  # again and again: the first may come before it can listen
+            time.sleep(_POLL_S)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_signal = self._stop_signal or number
+
+
+def _supervise(plan: RunPlan, plan_file: Path, previous: RunRecord | None, *, guard: int) -> int:
+    end_with_parent(guard)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # the shards inherit what is set here
+    name_process("supervisor")
+    from airflow_gpu_provider.training.supervisor import Supervisor
+
+    return Supervisor(plan, plan_file, previous).run()
+
+
+def main(plan_file: Path) -> int:
+    """Run the plan."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plan = RunPlan.model_validate_json(plan_file.read_text())
+    import_for_shards()
+    return Guard(plan, plan_file).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
