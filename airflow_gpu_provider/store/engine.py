@@ -43,6 +43,18 @@ def make_engine(url: str) -> Engine:
     return engine
 
 
+def let_tables_be_made_anew(connection: Connection) -> None:
+    """Let migrations replace tables that others refer to. Call it before the connection's first transaction.
+
+    SQLite changes most of a table by dropping it for a new one; with foreign keys enforced, dropping the
+    claims would delete all leases with them. Within a transaction the switch does nothing.
+    """
+    if connection.dialect.name == "sqlite":
+        cursor = connection.connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=OFF")
+        cursor.close()
+
+
 def _bound_waits(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
     """Let nobody wait for ever for a replica that was frozen inside a transaction."""
     cursor = connection.cursor()

@@ -15,7 +15,7 @@ def upgrade() -> None:
     """Add the columns; claims of before are of no team and were never preempted."""
     with op.batch_alter_table("gpu_claim") as table:
         table.add_column(sa.Column("team", sa.String(250), nullable=True))
-        table.add_column(sa.Column("preemptible", sa.Boolean, nullable=False, server_default=sa.false()))
+        table.add_column(sa.Column("preemptible", sa.Boolean, nullable=False, server_default="0"))
         table.add_column(sa.Column("preemptions", sa.Integer, nullable=False, server_default="0"))
         table.add_column(sa.Column("preempted_by", sa.JSON, nullable=False, server_default="[]"))
 

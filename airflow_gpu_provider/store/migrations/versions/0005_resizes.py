@@ -17,7 +17,7 @@ def upgrade() -> None:
         table.add_column(sa.Column("request", sa.JSON, nullable=True))
         table.add_column(sa.Column("moved_by", sa.String(36), nullable=True))
     with op.batch_alter_table("gpu_lease_device") as table:
-        table.add_column(sa.Column("is_offered", sa.Boolean, nullable=False, server_default=sa.false()))
+        table.add_column(sa.Column("is_offered", sa.Boolean, nullable=False, server_default="0"))
     op.create_table(
         "gpu_offer",
         sa.Column(
