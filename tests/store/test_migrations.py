@@ -41,11 +41,10 @@ _LEASED = (
     "INSERT INTO gpu_lease (id, claim_id, epoch, match_degree, granted_at, expires_at)"
     " SELECT id, id, 1, 1, submitted_at, submitted_at FROM gpu_claim",
 )
-_HOLD = "INSERT INTO gpu_lease_device (lease_id, device_id, node, rank, is_spare) VALUES (:lease, 'a', 'n1', 0, 0)"
-_HOLD_HALF = (
-    "INSERT INTO gpu_lease_device (lease_id, device_id, node, rank, is_spare, milli)"
-    " VALUES (:lease, 'a', 'n1', 0, 0, 500)"
-)
+_HOLD = """INSERT INTO gpu_lease_device (lease_id, device_id, node, rank, is_spare)
+VALUES (:lease, 'a', 'n1', 0, 0)"""
+_HOLD_HALF = """INSERT INTO gpu_lease_device (lease_id, device_id, node, rank, is_spare, milli)
+VALUES (:lease, 'a', 'n1', 0, 0, 500)"""
 
 
 def rows_in(engine: Engine) -> list[int]:
