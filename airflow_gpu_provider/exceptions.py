@@ -52,6 +52,12 @@ class LeaseLost(GpuProviderError):
     default_reason = "lease_lost"
 
 
+class LeasePreempted(LeaseLost):
+    """The devices are being taken back for other work: save, stop, and the task asks again by itself."""
+
+    default_reason = "preempted"
+
+
 class NotResized(GpuProviderError):
     """A lease cannot become what was asked: it stays as it is, go on with it or ask for less."""
 

@@ -43,7 +43,8 @@ def no_nul(text: str) -> str:
     return text
 
 
-Name = Annotated[str, Field(max_length=250), AfterValidator(no_nul)]
+MOST_NAME = 250
+Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(no_nul)]
 #: A path or a digest.
 Artifact = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
 
@@ -223,16 +224,19 @@ class WaitAnswer(BaseModel):
 
 
 class RenewBody(Body):
-    """Keep a lease."""
+    """Keep a lease. ``checkpoint_age_s``: how long ago its work was saved, None = not since it began."""
 
     secret: str = Field(max_length=200)
     epoch: int = Field(ge=1, le=_INT32)
+    checkpoint_age_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
 
 
 class RenewAnswer(BaseModel):
-    """Until when a renewed lease lives."""
+    """Until when a renewed lease lives; one that is being taken back ends for good in ``ends_in_s``."""
 
     expires_at: datetime
+    ends_in_s: float | None = None
+    ends_why: str | None = None
 
 
 class ReleaseBody(Body):

@@ -6,6 +6,7 @@ rendered. The next step is `leased`, which waits for the devices and holds them.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID
 from airflow_gpu_provider.inventory.host import local_host
-from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import MOST_NAME, ClaimBody, RequestBody, TaskKey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -159,7 +160,11 @@ class GpuAskingOperator(BaseOperator):
 
     def class_of(self, ti: Any) -> str:
         """Return what kind of work this is: what was named, else the DAG and the task."""
-        return self.task_class or f"{ti.dag_id}.{ti.task_id}"
+        named = self.task_class or f"{ti.dag_id}.{ti.task_id}"
+        if len(named) <= MOST_NAME:
+            return named
+        digest = hashlib.sha256(named.encode()).hexdigest()[:12]  # the names of Airflow may be longer
+        return f"{named[: MOST_NAME - len(digest) - 1]}~{digest}"
 
     def _value(self) -> float:
         given = self.priority_weight if self.value is None else self.value

@@ -12,27 +12,35 @@ import ctypes
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pydantic import ValidationError
+
 from airflow_gpu_provider.broker.units import parse_mib
-from airflow_gpu_provider.exceptions import GpuProviderError, IdentityRefused, InvalidRequest, LeaseLost
+from airflow_gpu_provider.exceptions import (
+    GpuProviderError,
+    IdentityRefused,
+    InvalidRequest,
+    LeaseLost,
+    LeasePreempted,
+)
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
 from airflow_gpu_provider.operators.device_environment import environment_of, memory_limit_mib
+from airflow_gpu_provider.operators.die_with_parent import die_with_parent
+from airflow_gpu_provider.operators.lease_time import LeaseTime
 from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.operators.run_history import RunHistory
 from airflow_gpu_provider.resizes import MoveBody, OfferView, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.training.memory_limit import limit_torch_memory
-from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody
+from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody, wrong_fields
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _RENEWALS_PER_TTL = 3  # two renewals may fail before the lease ends
 
 
@@ -57,7 +65,7 @@ class HeldLease:
         self._view = view
         self._hook = hook
         self._grace_s = grace_s
-        self._good_until = time.monotonic() + view.ttl_s
+        self._time = LeaseTime(view.ttl_s)
         self._renewals = hook
         self._ended = threading.Event()
         self._ending = threading.Lock()
@@ -94,6 +102,22 @@ class HeldLease:
         """Raise LeaseLost when the devices are no longer ours."""
         if self._why_lost is not None:
             raise self._why_lost
+
+    @property
+    def ending(self) -> threading.Event:
+        """Set when the devices are being taken back: the work may still save what it did."""
+        return self._time.ending
+
+    def raise_if_ending(self) -> None:
+        """Raise LeasePreempted when the devices are being taken back; to be called once the work is saved.
+
+        The task then waits for devices again within the same try, and its work is called anew.
+        """
+        self._time.raise_if_ending()
+
+    def note_checkpoint(self) -> None:
+        """Tell that the work was saved: what has little to lose is taken back first."""
+        self._time.note_checkpoint()
 
     def report_failed_device(self, device_id: str) -> None:
         """Remember a device that failed: a retry of this task gets others."""
@@ -180,7 +204,7 @@ class HeldLease:
         outcome = "failed"
         saved = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
-        _die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         self._renewals = self._hook.for_renewals(self._view.ttl_s)
         for keeper in self._keepers:
             keeper.start()
@@ -190,17 +214,18 @@ class HeldLease:
             with lease_mark(self.lease_id):
                 yield self
             outcome = "done"
+        except LeasePreempted:
+            outcome = "preempted"
+            raise
         except _LostNow:
             raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
         finally:
             with self._ending:  # after this nothing is raised into what follows the work
                 self._ended.set()
-            _die_with_parent(0)
-            for name, value in saved.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            die_with_parent(0)
+            for name in {*saved, *self.environment()}:  # a lease that changed may have set more
+                os.environ.pop(name, None)
+            os.environ.update({name: value for name, value in saved.items() if value is not None})
             self.release(outcome)
 
     def release(self, outcome: str) -> None:
@@ -208,28 +233,30 @@ class HeldLease:
         self._ended.set()
         if self.lost.is_set():
             return
-        body = ReleaseBody(
-            secret=self._view.secret,
-            epoch=self._view.epoch,
-            outcome=outcome,
-            failed_devices=tuple(sorted(self._failed_devices)),
-            **self.told(),
-        )
         try:
-            self._hook.release(self.lease_id, body)
+            self._hook.release(self.lease_id, self._release_body(outcome))
         except GpuProviderError as error:
             log.warning("Could not release lease %s (%s); it ends by its TTL", self.lease_id, error)
+
+    def _release_body(self, outcome: str) -> ReleaseBody:
+        fields: dict[str, Any] = {"secret": self._view.secret, "epoch": self._view.epoch, "outcome": outcome}
+        failed = tuple(sorted(self._failed_devices))
+        try:
+            return ReleaseBody(**fields, failed_devices=failed, **self.told())
+        except ValidationError as error:
+            # The work is done, whatever is wrong with what it told of itself.
+            log.warning("Lease %s tells nothing of its work: %s", self.lease_id, wrong_fields(error))
+            return ReleaseBody(**fields)
 
     # -- the threads that keep it
     def _renew_until_ended(self) -> None:
         ttl_s = self._view.ttl_s
-        body = RenewBody(secret=self._view.secret, epoch=self._view.epoch)
         pause_s = ttl_s / _RENEWALS_PER_TTL
         while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
-                self._renewals.renew(self.lease_id, body)
-                self._good_until, pause_s = asked_at + ttl_s, ttl_s / _RENEWALS_PER_TTL
+                self._time.renewed(self._renewals.renew(self.lease_id, self._renewal()), asked_at=asked_at)
+                pause_s = ttl_s / _RENEWALS_PER_TTL
             except LeaseLost as error:
                 return self._lose(error.message)
             except Exception as error:
@@ -243,10 +270,14 @@ class HeldLease:
     def _end_in_time(self) -> None:
         """End the work before the lease ends by its TTL, though a renewal hangs meanwhile."""
         # Work that does not react at once must be gone when the devices are another's.
-        while (left_s := self._good_until - self._reaction_s() - time.monotonic()) > 0:
+        while (left_s := self._time.left_s() - self._reaction_s()) > 0:
             if self._ended.wait(left_s):
                 return
         self._lose(f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s.")
+
+    def _renewal(self) -> RenewBody:
+        age_s = self._time.checkpoint_age_s()
+        return RenewBody(secret=self._view.secret, epoch=self._view.epoch, checkpoint_age_s=age_s)
 
     def _reaction_s(self) -> float:
         return min(self._grace_s, self._view.ttl_s / 4)
@@ -266,14 +297,3 @@ class HeldLease:
                 "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()
             )
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die_with_parent(signal_number: int) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; 0 takes it back. Linux only."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
-        log.warning("prctl(PR_SET_PDEATHSIG) failed: %s", os.strerror(ctypes.get_errno()))
-    if signal_number and os.getppid() == 1 and os.getpid() != 1:
-        raise LeaseLost("The parent of this task died before it began to work.")

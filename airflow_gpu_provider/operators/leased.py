@@ -16,6 +16,7 @@ from airflow.sdk import conf
 from pydantic import ValidationError
 
 from airflow_gpu_provider.exceptions import (
+    GpuProviderError,
     InvalidRequest,
     LeaseLost,
     QueueTimeout,
@@ -129,6 +130,14 @@ class GpuLeasedOperator(GpuAskingOperator):
                 "collected in time or were taken back. A retry asks again."
             )
         held = HeldLease(view.lease, hook)
+        try:
+            return self._hold(context, held)
+        except LeaseLost as lost:
+            again = self._again(hook, held, lost)
+        self._claim_id = again.claim_id
+        return self._proceed(context, hook, again, self._deadline())
+
+    def _hold(self, context: Context, held: HeldLease) -> Any:
         with held.working() as lease, self._held_while_working(held):
             self._check_host(lease)
             for device in lease.devices:
@@ -141,6 +150,18 @@ class GpuLeasedOperator(GpuAskingOperator):
                     lease.match_degree,
                 )
             return self.run_leased(context, lease)
+
+    def _again(self, hook: GpuBrokerHook, held: HeldLease, lost: LeaseLost) -> ClaimView:
+        """Return the claim that waits again since its lease was taken back; raise what was lost else."""
+        try:
+            view = hook.collect(held.claim_id)
+        except GpuProviderError as error:
+            raise lost from error
+        is_new = view.lease is not None and view.lease.lease_id != held.lease_id
+        if view.state is not ClaimState.PENDING and not is_new:
+            raise lost
+        self.log.warning("%s The task waits for devices again; its tries are untouched.", lost.message)
+        return view
 
     @contextmanager
     def _held_while_working(self, held: HeldLease) -> Iterator[None]:

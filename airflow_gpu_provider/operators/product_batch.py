@@ -89,8 +89,13 @@ class ProductBatchOperator(GpuLeasedOperator):
         """Run on the leased devices; a lost lease stops the chunk and costs no product an attempt."""
         device = lease.devices[0]
         model = f"{device.model} (simulated)" if device.simulated else device.model
+
+        def check() -> None:
+            lease.raise_if_lost()
+            lease.raise_if_ending()  # what is done is in the ledger: between products nothing is lost
+
         return self._run(
-            lease.raise_if_lost,
+            check,
             lease.report_work,
             torch_device=lease.torch_device(),
             device=device.id,

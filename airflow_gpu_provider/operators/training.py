@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_gpu_provider.broker.model import GpuRequest
-from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
+from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.local import LocalLauncher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
@@ -135,8 +135,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         progress = ProgressLog(self._run, plan.paths, self.log)
         try:
             record = progress.follow(lease)
-        except LeaseLost:
-            self._run.kill()
+        except LeaseLost as lost:
+            if not isinstance(lost, LeasePreempted):  # else the shards may still save
+                self._run.kill()
             raise
         finally:
             self._run.stop()  # nothing outlives the lease; a no-op for a run that has ended

@@ -56,6 +56,7 @@ class ProgressLog:
         self._takeovers_told = 0
         self._state: RunState | None = None
         self._step_told_at = 0.0
+        self._saved_step: int | None = None
         #: first and newest step, each with when the supervisor first wrote it
         self._seen: list[tuple[int, datetime]] = []
 
@@ -71,19 +72,28 @@ class ProgressLog:
         return (last - first, seconds) if seconds >= _LEAST_MEASURED_S else None
 
     def follow(self, lease: HeldLease) -> RunRecord:
-        """Return the last record of the run once it has ended. Raise LeaseLost."""
+        """Return the last record of the run once it has ended. Raise LeaseLost, or LeasePreempted."""
         while True:
             has_ended = self._run.has_ended()  # asked first: the record read after it is the last one
             lease.raise_if_lost()
+            if not has_ended:  # a run that has ended has nothing left to give way with
+                lease.raise_if_ending()
             record = self._run.record()
             if record is not None:
                 self._tell(record)
+                self._note_checkpoint(record, lease)
             if has_ended:
                 break
             time.sleep(_POLL_S)
         if record is None or not record.state.is_terminal:
             raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}")
         return record
+
+    def _note_checkpoint(self, record: RunRecord, lease: HeldLease) -> None:
+        step = record.checkpoint.step if record.checkpoint else None
+        if step is not None and step != self._saved_step:
+            self._saved_step = step
+            lease.note_checkpoint()
 
     def _tell(self, record: RunRecord) -> None:
         for failure in record.failures[self._failures_told :]:

@@ -64,7 +64,7 @@ def followed(*records: RunRecord) -> tuple[int, float] | None:
     paths = RunPaths(Path("/nowhere"))
     log: Any = SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
     progress = ProgressLog(Run(), paths, log)  # type: ignore[arg-type]
-    progress.follow(SimpleNamespace(raise_if_lost=lambda: None))  # type: ignore[arg-type]
+    progress.follow(SimpleNamespace(raise_if_lost=lambda: None, raise_if_ending=lambda: None))  # type: ignore[arg-type]
     return progress.measured()
 
 

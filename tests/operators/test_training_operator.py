@@ -106,6 +106,12 @@ class FakeLease:
         if self.lose_when():
             raise LeaseLost("The lease ended.")
 
+    def raise_if_ending(self) -> None:
+        pass
+
+    def note_checkpoint(self) -> None:
+        pass
+
     def report_failed_device(self, device_id: str) -> None:
         self.failed.append(device_id)
 

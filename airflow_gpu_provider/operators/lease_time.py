@@ -1,0 +1,57 @@
+"""Until when a lease is good, as the broker's answers to its renewals tell.
+
+Usually another TTL from when it was asked. A lease that is taken back for other work ends sooner: its work
+is told (`ending`) and has a grace period to save what it did. Lengths of time, not moments, come from the
+broker, since clocks differ. Written by the renewing thread, read by the others; next: `held_lease`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from airflow_gpu_provider.exceptions import LeasePreempted
+from airflow_gpu_provider.wire import RenewAnswer
+
+log = logging.getLogger(__name__)
+
+
+class LeaseTime:
+    """The time that is left of one lease."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self.ttl_s = ttl_s
+        self.good_until = time.monotonic() + ttl_s
+        #: set when the lease is being taken back
+        self.ending = threading.Event()
+        self._why = ""
+        self._checkpoint_at: float | None = None
+
+    def left_s(self) -> float:
+        """Return how long the lease is good if no renewal succeeds."""
+        return self.good_until - time.monotonic()
+
+    def renewed(self, answer: RenewAnswer, *, asked_at: float) -> None:
+        """Take the answer to a renewal that was asked for at `asked_at` (monotonic seconds)."""
+        ends_in_s = answer.ends_in_s
+        self.good_until = asked_at + (self.ttl_s if ends_in_s is None else min(self.ttl_s, ends_in_s))
+        if ends_in_s is None:
+            self.ending.clear()  # whom it was for went away
+        elif not self.ending.is_set():
+            self._why = answer.ends_why or "The lease is being taken back."
+            log.warning("The lease ends in %.0f s: %s", ends_in_s, self._why)
+            self.ending.set()
+
+    def raise_if_ending(self) -> None:
+        """Raise LeasePreempted when the lease is being taken back."""
+        if self.ending.is_set():
+            raise LeasePreempted(self._why)
+
+    def note_checkpoint(self) -> None:
+        """Remember that the work was saved now."""
+        self._checkpoint_at = time.monotonic()
+
+    def checkpoint_age_s(self) -> float | None:
+        """Return how long ago the work was saved; None = never."""
+        return None if self._checkpoint_at is None else time.monotonic() - self._checkpoint_at
