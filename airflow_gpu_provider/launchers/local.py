@@ -104,7 +104,7 @@ class LocalLauncher:
         environment = {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": ""}
         with plan.paths.supervisor_log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", _GUARD, str(plan.paths.plan)],
+                [sys.executable, "-m", _GUARD, str(plan.paths.plan), str(os.getpid())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

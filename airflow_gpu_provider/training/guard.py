@@ -1,4 +1,4 @@
-"""The process that a launcher starts for a run: ``python -m airflow_gpu_provider.training.guard PLAN.json``.
+"""The process a launcher starts for a run: ``python -m airflow_gpu_provider.training.guard PLAN PARENT_PID``.
 
 Imports torch once, forks the supervisor, and forks another when that one is lost: the new one goes on from
 the last checkpoint in the same attempt, under the same lease. Everything of the run is below this process
@@ -39,10 +39,10 @@ _MAX_RESTARTS = 3
 class Guard:
     """Keeps one supervisor running until the run has ended."""
 
-    def __init__(self, plan: RunPlan, plan_file: Path) -> None:
+    def __init__(self, plan: RunPlan, plan_file: Path, parent_pid: int) -> None:
         self._plan = plan
         self._plan_file = plan_file
-        self._parent = os.getppid()
+        self._parent = parent_pid
         self._restarts = RespawnBudget(_MAX_RESTARTS)
         self._stop_signal: int | None = None
 
@@ -93,13 +93,13 @@ def _supervise(plan: RunPlan, plan_file: Path, previous: RunRecord | None, *, gu
     return Supervisor(plan, plan_file, previous).run()
 
 
-def main(plan_file: Path) -> int:
-    """Run the plan."""
+def main(plan_file: Path, parent_pid: int) -> int:
+    """Run the plan for a process, which may have ended while this one started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     plan = RunPlan.model_validate_json(plan_file.read_text())
     import_for_shards()
-    return Guard(plan, plan_file).run()
+    return Guard(plan, plan_file, parent_pid).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -63,6 +63,23 @@ def test_when_the_starter_is_killed_the_run_saves_and_every_process_ends(tmp_pat
         time.sleep(0.05)
 
 
+def test_a_run_whose_starter_dies_while_it_imports_does_not_train_on(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "run", params={"pause_s": 0.05, "steps": 100_000})
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(plan.model_dump_json())
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(plan_file)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert starter.stdout is not None
+    guard = int(starter.stdout.readline())
+    starter.kill()  # long before the guard has imported torch and can look at its parent
+    starter.wait()
+    deadline = time.monotonic() + 120
+    while is_alive(guard):
+        assert time.monotonic() < deadline, "an orphan trains on"
+        time.sleep(0.05)
+
+
 class _Foreign:
     def __init__(self, plan: object, pid: int) -> None:
         self._plan = plan
