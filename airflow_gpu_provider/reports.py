@@ -13,6 +13,10 @@ from pydantic import AfterValidator, BaseModel, Field
 from airflow_gpu_provider.wire import MOST, MOST_GPUS, MOST_MIB, Artifact, Body, Name, no_nul
 
 MOST_ARTIFACTS = 10_000
+MOST_LABELS = 100
+MOST_LATENCIES = 1000
+
+Latency = Annotated[float, Field(ge=0, le=MOST)]
 
 
 class DeviceReport(Body):
@@ -31,6 +35,8 @@ class DeviceReport(Body):
     suspect: Annotated[str, AfterValidator(no_nul)] | None = None
     simulated: bool = False
     share: float = Field(default=1.0, gt=0, le=1)  #: of the whole GPU; less for a MIG slice
+    nvlink: Name | None = None  #: its NVLink domain, a name unique on the node
+    numa: int | None = Field(default=None, ge=0, le=MOST_GPUS)  #: the NUMA node that it is attached to
 
 
 class NodeReport(Body):
@@ -41,7 +47,10 @@ class NodeReport(Body):
     cpu_cores: float = Field(ge=0, le=MOST_GPUS * 1000)
     memory_mib: int = Field(ge=0, le=MOST_MIB)
     load: float | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
+    #: ``rack`` and ``zone`` say where it stands
+    labels: dict[Name, Name] = Field(default_factory=dict, max_length=MOST_LABELS)
+    #: measured to other nodes, by name
+    latency_ms: dict[Name, Latency] = Field(default_factory=dict, max_length=MOST_LATENCIES)
     devices: tuple[DeviceReport, ...] = ()
     agent_version: str = ""
     #: pretrained models and data sets on its disk, by path or digest; None = as told before

@@ -1,4 +1,4 @@
-"""What differs between two reports of a fleet: load, availability and artifacts of some nodes, or more.
+"""What differs between two reports of a fleet: load, availability, artifacts, latency of some nodes, or more.
 
 Reports come each second and nearly always say the same, so a node that is the same object is not looked
 into. The next step is `engine.Engine.set_fleet`.
@@ -12,7 +12,7 @@ from operator import attrgetter
 from airflow_gpu_provider.broker.model import Device, Fleet, Node
 
 #: What changes from second to second; whatever else a node or device has is what it is.
-_OF_NODE = ("load", "unavailable", "devices", "artifacts")
+_OF_NODE = ("load", "unavailable", "devices", "artifacts", "latency_ms")
 _OF_DEVICE = ("utilisation", "memory_used_mib", "unavailable")
 
 _lasting_of_node = attrgetter(*(each.name for each in fields(Node) if each.name not in _OF_NODE))
@@ -20,7 +20,7 @@ _lasting_of_device = attrgetter(*(each.name for each in fields(Device) if each.n
 
 
 def changed_nodes(before: tuple[Node, ...], now: Fleet) -> dict[int, Node] | None:
-    """Return the nodes whose load, availability or artifacts changed, by their number in ``before``.
+    """Return the nodes that are not quite as they were, by their number in ``before``.
 
     ``before`` is sorted by name. None = more than that changed.
     """
@@ -45,4 +45,5 @@ def _is_alike(old: Node, new: Node) -> bool:
 
 
 def _state(node: Node) -> tuple[object, ...]:
-    return node.load, node.unavailable, node.artifacts, [device.unavailable for device in node.devices]
+    devices = [device.unavailable for device in node.devices]
+    return node.load, node.unavailable, node.artifacts, node.latency_ms, devices

@@ -15,8 +15,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from airflow_gpu_provider.broker.domains import Domains
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, Device, DeviceId, Fleet, GpuRequest, Node
+from airflow_gpu_provider.broker.racks import Racks
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -56,6 +58,8 @@ class Layout:
     hosts: tuple[str, ...]
     host_of: IntArray  #: [N]
     is_one_kind_a_node: bool
+    domains: Mapping[int, Domains]  #: by bank, where some of its devices are nearer to each other
+    racks: Racks
 
     @classmethod
     def of(cls, fleet: Fleet) -> Layout:
@@ -93,6 +97,8 @@ class Layout:
             hosts=hosts,
             host_of=np.array([host_number[node.host] for node in nodes], np.int64),
             is_one_kind_a_node=len(set(node_of.tolist())) == len(banks),
+            domains={bank: found for bank, row in enumerate(banks) if (found := Domains.of(row)) is not None},
+            racks=Racks.of(nodes),
         )
 
     @property
@@ -101,7 +107,7 @@ class Layout:
         return int(self.exists.shape[1])
 
     def renewed(self, nodes: Mapping[int, Node]) -> Layout:
-        """Return the layout with these nodes by number, which differ only in load and availability."""
+        """Return the layout with these nodes by number, which differ only in what `fleet_changes` allows."""
         every, banks = list(self.nodes), list(self.banks)
         offered, load = self.offered.copy(), self.load.copy()
         for number, node in nodes.items():

@@ -37,6 +37,8 @@ class Device:
     memory_used_mib: int | None = None
     unavailable: str | None = None  #: why it is not offered (drained, suspect, foreign process), else None
     simulated: bool = False
+    nvlink: str | None = None  #: its NVLink domain, a name unique on the node; None = none or unknown
+    numa: int | None = None  #: the NUMA node of its host that it is attached to
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Node:
     devices: tuple[Device, ...]
     load: float | None = None  #: CPU load, 0..1
     unavailable: str | None = None  #: why none of its devices is offered (drained, stale), else None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  #: "rack" and "zone" say where it stands
+    latency_ms: Mapping[NodeName, float] = field(default_factory=dict)  #: to other nodes, where measured
     artifacts: frozenset[str] = frozenset()  #: pretrained models and data sets on its disk, by path or digest
 
 

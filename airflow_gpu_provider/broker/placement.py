@@ -24,7 +24,7 @@ from airflow_gpu_provider.broker.model import WHOLE_DEVICE, DeviceId, GpuRequest
 from airflow_gpu_provider.broker.request_class import RequestClass
 from airflow_gpu_provider.broker.shapes import Shapes
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
-from airflow_gpu_provider.broker.spread import Spread, slots_of
+from airflow_gpu_provider.broker.spread import Spread, slot_of_share, slots_of
 
 #: Request classes whose costs are kept.
 _CLASSES = 1000
@@ -212,9 +212,7 @@ class Placer:
         bank, share = chosen
         request, capacity = kept.request, self._capacity
         if is_share(request):
-            free = kept.suits.devices[bank] & capacity.open[bank]
-            slot = int(np.flatnonzero(free & (capacity.milli[bank] == share))[0])
-            return Found(((bank, slot),), degree)
+            return Found((slot_of_share(capacity, bank, kept.suits.devices, share),), degree)
         return Found(tuple(slots_of(capacity, bank, request, kept.suits.devices, request.gpus)), degree)
 
     def _of_shapes(self, kept: RequestClass, degree: float) -> tuple[int, int] | None:

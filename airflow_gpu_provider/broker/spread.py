@@ -1,8 +1,9 @@
 """A gang over several nodes, when no bank has room for all of it: all of its devices or none.
 
 The nodes of one host before those of several, alike devices before mixed ones, the least wanted kind first,
-few nodes, and the tightest one for the rest. This looks at every node: it is the exception, `placement`
-calls it only when no single bank will do.
+few nodes, of one rack or zone if as few do (`racks`), and the tightest one for the rest; of equal devices of
+a node those that are near one another (`domains`). `Spread` looks at every node: it is the exception,
+`placement` calls it only when no single bank will do.
 """
 
 from __future__ import annotations
@@ -14,17 +15,35 @@ import numpy as np
 from airflow_gpu_provider.broker.capacity import Capacity, Place
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
 from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.racks import Chosen
 
 
 def slots_of(
     capacity: Capacity, bank: int, request: GpuRequest, devices: BoolArray, number: int
 ) -> list[Place]:
-    """Return the devices of a bank for ``number`` members, those with the least free share first."""
+    """Return the devices of a bank for ``number`` members, those with the least free share first.
+
+    Which of equally free ones depends on what lies near what; how much of each share is taken does not.
+    """
     milli = capacity.milli[bank]
     share = capacity.layout.share_at(bank, request)
     free = np.flatnonzero(devices[bank] & capacity.open[bank] & (milli >= share))
     tight = free[np.argsort(milli[free], kind="stable")]
-    return [(bank, slot) for slot in tight[:number].tolist()]
+    slots: list[int] = tight[:number].tolist()
+    domains = capacity.layout.domains.get(bank)
+    if domains is not None and 0 < number < len(tight):
+        level = milli[slots[-1]]
+        beside = [slot for slot in slots if milli[slot] < level]
+        equal = tight[milli[tight] == level].tolist()
+        slots = beside + domains.nearest(equal, number - len(beside), beside)
+    return [(bank, slot) for slot in slots]
+
+
+def slot_of_share(capacity: Capacity, bank: int, devices: BoolArray, share: int) -> Place:
+    """Return a device of a bank with exactly this share free, the one in the most broken domain."""
+    slots = np.flatnonzero(devices[bank] & capacity.open[bank] & (capacity.milli[bank] == share)).tolist()
+    domains = capacity.layout.domains.get(bank)
+    return bank, int(slots[0] if domains is None else domains.nearest(slots, 1)[0])
 
 
 class Spread:
@@ -49,6 +68,8 @@ class Spread:
             if len(enough):
                 host = enough[np.argmin(per_host[enough])]
                 room = np.where(layout.host_of == host, room, 0)
+            else:
+                room = layout.racks.together(room, request.gpus)
             return self._fill(some, room)
         return []
 
@@ -65,12 +86,15 @@ class Spread:
         request, layout = self._request, self._capacity.layout
         room = room.copy()
         places: list[Place] = []
+        chosen = Chosen(layout.nodes, layout.racks)
         while (left := request.gpus - len(places)) > 0:
-            enough = np.flatnonzero(room >= left)
-            node = int(enough[np.argmin(room[enough])]) if len(enough) else int(np.argmax(room))
+            enough = room[room >= left]
+            best = enough.min() if len(enough) else room.max()
+            node = chosen.next_of(np.flatnonzero(room == best), room)
             number, taken = min(left, int(room[node])), len(places)
             for bank in range(layout.banks_of(node).start, layout.banks_of(node).stop):
                 more = taken + number - len(places)
                 places += slots_of(self._capacity, bank, request, devices, more)
+            chosen.numbers.append(node)
             room[node] = 0
         return places

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused
@@ -41,6 +41,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
         leftovers: Leftovers | None = None,
         shelf: ArtifactShelf | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Without ``interval_s`` the broker's answer sets the pace, starting at once a second."""
         self._probe = probe
@@ -50,6 +51,7 @@ class Agent:
         self._clock = clock
         self._leftovers = leftovers or Leftovers()
         self._shelf = shelf or ArtifactShelf()
+        self._labels = labels or {}
         self._leases: Leases = NO_LEASES
         self._failures = 0
         self._down_since = 0.0
@@ -59,7 +61,11 @@ class Agent:
         """Return what would be reported now; ends leftovers of ended leases."""
         nodes = self._leftovers.strike_out_holders(self._probe.read(self._leases), self._clock())
         more = {"agent_version": __version__, "artifacts": self._shelf.news(self._clock())}
-        return ReportBody(nodes=tuple(node.model_copy(update=more) for node in nodes))
+        return ReportBody(
+            nodes=tuple(
+                node.model_copy(update={**more, "labels": {**self._labels, **node.labels}}) for node in nodes
+            )
+        )
 
     def step(self) -> ReportAnswer:
         """Measure and report once; raises what the transport raises."""

@@ -29,6 +29,9 @@ from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 #: The fleet of a machine without GPUs: one node for each class.
 AUTO_FLEET = "{host}-a100:2xA100-80GB;{host}-v100:2xV100-32GB"
 
+#: What a report takes.
+_LONGEST_LABEL = 250
+
 log = logging.getLogger(__name__)
 
 
@@ -67,10 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--faults", type=Path, help="JSON file of faults of simulated devices; read again when it changes")
     add("--artifacts", action="append", default=[], metavar="PATH", help="folder of pretrained models or "
         "data sets, or a pattern that matches them; may be given several times")  # fmt: skip
+    add("--label", action="append", default=[], type=_label, metavar="NAME=VALUE", help="label of the nodes, "
+        "such as rack=r1 or zone=a; may be given several times")  # fmt: skip
     add("--interval", type=_seconds, help="seconds between reports; default: what the broker wants, 1.0")
     add("--once", action="store_true", help="report once and exit")
     add("--print", action="store_true", help="also print each report as JSON; needs no --url")
     return parser
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, _, value = (part.strip() for part in text.partition("="))
+    if not name or not value or max(len(name), len(value)) > _LONGEST_LABEL:
+        raise argparse.ArgumentTypeError(
+            f"{text[:100]!r} is no label; write NAME=VALUE, each of 1 to {_LONGEST_LABEL} characters: rack=r1"
+        )
+    return name, value
 
 
 def _seconds(text: str) -> float:
@@ -126,7 +140,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     # --print is for programs: its output must stay JSON
     print(announcement, file=sys.stderr if options.print else sys.stdout, flush=True)
-    agent = Agent(probe, report, interval_s=options.interval, shelf=ArtifactShelf(options.artifacts))
+    shelf, labels = ArtifactShelf(options.artifacts), dict(options.label)
+    agent = Agent(probe, report, interval_s=options.interval, shelf=shelf, labels=labels)
     if options.once:
         agent.step()
     else:

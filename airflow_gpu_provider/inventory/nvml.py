@@ -16,6 +16,7 @@ from typing import Any
 from airflow_gpu_provider.broker.flavors import canonical_model, tflops
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.health import HealthSigns, suspect_reason
+from airflow_gpu_provider.inventory.links import LinkMap
 from airflow_gpu_provider.inventory.nvml_session import NvmlOff, NvmlSession
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.xid_watch import XidWatch
@@ -56,6 +57,7 @@ class NvmlProbe:
         self._node = node or self._host
         self._session = session or NvmlSession()
         self._xids = XidWatch()
+        self._links = LinkMap()
         self._parents: dict[str, str] = {}  # leaf uuid -> board uuid, for all leaves of the last read
         self._known: dict[str, DeviceReport] = {}
 
@@ -94,7 +96,9 @@ class NvmlProbe:
         nvml = self._session.library
         count = nvml.nvmlDeviceGetCount()
         gpus = [gpu for gpu in map(self._open, range(count)) if gpu is not None]
-        xids = self._xids.read(nvml, self._session.starts, {gpu.uuid: gpu.handle for gpu in gpus})
+        handles = {gpu.uuid: gpu.handle for gpu in gpus}
+        xids = self._xids.read(nvml, self._session.starts, handles)
+        self._links.read(nvml, handles)
         found: dict[str, DeviceReport] = {}
         parents: dict[str, str] = {}
         for gpu in gpus:
@@ -198,6 +202,9 @@ class NvmlProbe:
             ecc_uncorrected=signs.ecc_uncorrected,
             foreign_pids=tuple(sorted({process.pid for process in processes})),
             suspect=suspect_reason(signs),
+            # slices do not talk over NVLink
+            nvlink=None if leaf.is_slice else self._links.domain_of.get(gpu.uuid),
+            numa=self._links.numa_of.get(gpu.uuid),
         )
 
     def _memory(self, handle: Any) -> tuple[int, int | None]:
@@ -234,5 +241,7 @@ def _lost(known: DeviceReport, words: str) -> DeviceReport:
         memory_mib=known.memory_mib,
         tflops=known.tflops,
         share=known.share,
+        nvlink=known.nvlink,
+        numa=known.numa,
         suspect=suspect_reason(HealthSigns(lost=words)),
     )

@@ -177,6 +177,7 @@ class FleetMirror:
             devices=tuple(_to_device(each, report.name, self.tflops(each)) for each in report.devices),
             load=report.load,
             labels=report.labels,
+            latency_ms={NodeName(name): ms for name, ms in report.latency_ms.items()},
             artifacts=artifact_names(report.artifacts or ()),
         )
 
@@ -234,6 +235,8 @@ def _to_device(report: DeviceReport, node: str, tflops: float) -> Device:
         memory_used_mib=report.memory_used_mib,
         unavailable=unavailable_reason(report),
         simulated=report.simulated,
+        nvlink=report.nvlink,
+        numa=report.numa,
     )
 
 
@@ -244,7 +247,12 @@ def _facts(report: NodeReport) -> tuple[object, ...]:
         report.cpu_cores,
         report.memory_mib,
         tuple(sorted(report.labels.items())),
+        # in two digits: what varies from one measurement to the next is no news
+        {name: f"{ms:.2g}" for name, ms in report.latency_ms.items()},
         None if report.load is None else round(report.load, 1),
         report.artifacts or (),
-        tuple((d.id, d.model, d.memory_mib, d.tflops, unavailable_reason(d)) for d in report.devices),
+        tuple(
+            (d.id, d.model, d.memory_mib, d.tflops, d.nvlink, d.numa, unavailable_reason(d))
+            for d in report.devices
+        ),
     )

@@ -49,12 +49,25 @@ def node(
     cpu_cores: float = 64,
     memory_mib: int = 512 * 1024,
     bad: Mapping[int, str] | None = None,
+    nvlink: str = "",
+    numa: Sequence[int | None] = (),
     **more: Any,
 ) -> Node:
-    """``models`` names the model of each device; ``bad`` says which indices are unavailable, and why."""
+    """``models`` names the model of each device; ``bad`` says which indices are unavailable, and why.
+
+    ``nvlink`` and ``numa`` say where the first devices lie, such as "aabb" and (0, 0, 1, 1); "-" = unknown.
+    """
     names = list(models) if models is not None else [model] * gpus
     devices = tuple(
-        device(name, index, each, unavailable=(bad or {}).get(index)) for index, each in enumerate(names)
+        device(
+            name,
+            index,
+            each,
+            unavailable=(bad or {}).get(index),
+            nvlink=None if index >= len(nvlink) or nvlink[index] == "-" else nvlink[index],
+            numa=numa[index] if index < len(numa) else None,
+        )
+        for index, each in enumerate(names)
     )
     return Node(NodeName(name), host or name, cpu_cores, memory_mib, devices, **more)
 

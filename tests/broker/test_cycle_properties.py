@@ -36,6 +36,22 @@ MODELS = ("A100", "V100")
 artifacts = st.frozensets(st.sampled_from(["/a", "/b", "sha256:c"]), max_size=2)
 
 
+#: where a node's devices lie, and where it stands; mostly unknown
+topology = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries(
+        {
+            "nvlink": st.text("ab-", max_size=4),
+            "numa": st.lists(st.sampled_from([None, 0, 1]), max_size=4),
+            "labels": st.dictionaries(st.sampled_from(["rack", "zone"]), st.sampled_from("pq")),
+            "latency_ms": st.dictionaries(
+                st.sampled_from(["n0", "n1", "n2", "n3"]), st.sampled_from([1.0, 2.0])
+            ),
+        }
+    ),
+)
+
+
 @st.composite
 def nodes(draw: st.DrawFn, *, healthy: bool = False) -> tuple[Node, ...]:
     made = []
@@ -53,6 +69,7 @@ def nodes(draw: st.DrawFn, *, healthy: bool = False) -> tuple[Node, ...]:
                 load=None if healthy else draw(st.sampled_from([None, None, 0.1, 0.9])),
                 unavailable=None if healthy else draw(st.sampled_from([None, None, None, "drained"])),
                 artifacts=draw(artifacts),
+                **draw(topology),
             )
         )
     return tuple(made)

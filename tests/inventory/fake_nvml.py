@@ -28,6 +28,9 @@ class Part:
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     slices: list[Part] | None = None
     slice_count: int = 1
+    bus: int = 0
+    links: list[int | None] = field(default_factory=list)  #: the bus at the other end; None = down
+    numa: int | None = None  #: mask of NUMA nodes
     refuses: dict[str, int] = field(default_factory=dict)
 
 
@@ -48,6 +51,7 @@ class FakeNvml(ModuleType):
         self.init_error: int | None = None
         self.inits = 0
         self.shutdowns = 0
+        self.link_looks = 0
         self.lost: set[int] = set()
         self.events: list[tuple[Part, int]] = []
 
@@ -84,6 +88,27 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetName(self, part: Part) -> str:
         return part.name
+
+    def nvmlDeviceGetPciInfo(self, part: Part) -> Any:
+        self._refuse(part, "nvmlDeviceGetPciInfo")
+        return SimpleNamespace(domain=0, bus=part.bus, device=0)
+
+    def nvmlDeviceGetNvLinkState(self, part: Part, link: int) -> int:
+        self.link_looks += 1
+        self._refuse(part, "nvmlDeviceGetNvLinkState")
+        if link >= len(part.links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(part.links[link] is not None)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, part: Part, link: int) -> Any:
+        assert part.links[link] is not None, "asked of a link that is down"
+        return SimpleNamespace(domain=0, bus=part.links[link], device=0)
+
+    def nvmlDeviceGetMemoryAffinity(self, part: Part, words: int, scope: int) -> list[int]:
+        if part.numa is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        assert scope == pynvml.NVML_AFFINITY_SCOPE_NODE
+        return [part.numa] + [0] * (words - 1)
 
     def nvmlDeviceGetMigMode(self, part: Part) -> list[int]:
         self._refuse(part, "nvmlDeviceGetMigMode")

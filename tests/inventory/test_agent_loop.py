@@ -147,3 +147,12 @@ def test_a_probe_that_fails_reports_nothing_and_is_tried_again(caplog: pytest.Lo
     Agent(Flaky(), world.report, clock=world.clock).run(world.wait)
     assert len(world.bodies) == 3
     assert caplog.text.count("could not be measured") == 1
+
+
+def test_labels_of_the_command_line_are_told_beside_those_of_the_probe() -> None:
+    world = World(steps=1)
+    probe = SimulatedProbe(parse_fleet("1xA100", base_name="host"), host_name="host")
+    labels = {"rack": "r1", "simulated": "no"}
+    agent = Agent(probe, world.report, clock=world.clock, labels=labels)
+    (node,) = agent.measure().nodes
+    assert node.labels == {"rack": "r1", "simulated": "true"}, "what was measured stays true"

@@ -181,6 +181,21 @@ def run_once(*options: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, st
     return code, out, err
 
 
+def test_labels_of_the_command_line_are_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--print", "--simulated", "a:1xA100;b:1xA100", "--label", "rack=r1", "--label", "zone = p"]
+    _, out, _ = run_once(*options, capsys=capsys)
+    told = [node["labels"] for node in json.loads(out)["nodes"]]
+    assert told == [{"simulated": "true", "rack": "r1", "zone": "p"}] * 2
+
+
+@pytest.mark.parametrize("label", ["rack", "rack=", "=r1", f"rack={'x' * 251}"])
+def test_a_label_without_name_or_value_is_refused(label: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        agent_cli.main(["--once", "--print", "--label", label])
+    assert stopped.value.code == 2
+    assert "write NAME=VALUE" in capsys.readouterr().err
+
+
 def test_once_prints_the_report_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_once("--print", "--simulated", "a:1xA100", "--host", "h", capsys=capsys)
     body = ReportBody.model_validate_json(out)

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
+from pydantic import ValidationError
+
 from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.store.nodes import StoredNode
@@ -95,3 +98,26 @@ def test_a_device_used_by_outsiders_is_not_offered_and_names_them() -> None:
     first, second = fleet.fleet(NOW).nodes[0].devices
     assert first.unavailable == "used by processes outside the broker (pid 4242)"
     assert second.unavailable is None
+
+
+def test_where_devices_and_nodes_lie_reaches_the_core() -> None:
+    fleet, told = mirror(), report()
+    devices = tuple(each.model_copy(update={"nvlink": "0000:07:00", "numa": 1}) for each in told.devices)
+    place = {"labels": {"rack": "r1"}, "latency_ms": {"n2": 0.21}, "devices": devices}
+    assert fleet.fold([told], NOW) and fleet.fold([told.model_copy(update=place)], after(1))
+    (node,) = fleet.fleet(after(1)).nodes
+    assert (node.labels, node.latency_ms) == ({"rack": "r1"}, {"n2": 0.21})
+    assert {(each.nvlink, each.numa) for each in node.devices} == {("0000:07:00", 1)}
+
+
+def test_a_latency_that_varies_a_little_is_no_news() -> None:
+    fleet = mirror()
+    fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.211}})], NOW)
+    assert not fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.208}})], after(1))
+    assert fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.31}})], after(2))
+
+
+def test_a_report_with_too_many_labels_or_a_negative_latency_is_refused() -> None:
+    for wrong in ({"labels": {str(n): "x" for n in range(101)}}, {"latency_ms": {"n2": -1.0}}):
+        with pytest.raises(ValidationError):
+            NodeReport.model_validate({**report().model_dump(), **wrong})
