@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from airflow_gpu_provider.broker import reasons
 from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import (
     WHOLE_DEVICE,
     Claim,
@@ -52,7 +53,13 @@ class FairShare:
         }
         self._total = Counter(self._model_of.values())
         self._size_of = {device.id: device.memory_mib for node in fleet.nodes for device in node.devices}
-        self._sizes = frozenset(self._size_of.values())
+        #: (model, memory, TFLOPS) of the devices by host; None = of the whole fleet
+        self._kinds: defaultdict[str | None, set[tuple[str, int, float]]] = defaultdict(set)
+        for node in fleet.nodes:
+            kinds = {(device.model, device.memory_mib, device.tflops) for device in node.devices}
+            self._kinds[node.host] |= kinds
+            self._kinds[None] |= kinds
+        self._cached_shares: dict[GpuRequest, tuple[int, ...]] = {}
         self._leases: dict[LeaseId, Lease] = {}
         #: milli-GPU by team and model: whole numbers, since sums of parts would drift
         self._held: defaultdict[Team, Counter[str]] = defaultdict(Counter)
@@ -119,9 +126,19 @@ class FairShare:
         """Return the devices that a request needs at most, parts included; spares are what is left over."""
         return request.gpus * max(self._shares(request)) / WHOLE_DEVICE
 
-    def _shares(self, request: GpuRequest) -> list[int]:
-        """Return what a member would take of a device of each size that is large enough."""
-        return [request.milli_on(s) for s in self._sizes if s >= request.memory_mib] or [request.milli]
+    def _shares(self, request: GpuRequest) -> tuple[int, ...]:
+        """Return what a member would take of a device of each kind that suits."""
+        if not request.is_by_memory:
+            return (request.milli,)
+        found = self._cached_shares.get(request)
+        if found is None:
+            found = tuple(
+                request.milli_on(memory_mib)
+                for model, memory_mib, tflops in self._kinds.get(request.host, ())
+                if accepts(request, model=model, memory_mib=memory_mib, tflops=tflops)
+            ) or (request.milli,)
+            self._cached_shares[request] = found
+        return found
 
     # -- order
     def place(self, claim: Claim, rank: Rank) -> Place:
@@ -182,7 +199,7 @@ class FairShare:
         limit = self._quotas.of(claim.team).limit
         unblocks = "starts when its team gives devices back"
         if self._is_never(claim):
-            unblocks = "lower gpus or raise the team's limit"
+            unblocks = self._way_out(claim.request)
         return Reason(
             ReasonCode.OVER_QUOTA,
             f"asked {reasons.asked(claim.request)}; team {claim.team} holds {self.held(claim.team):g} "
@@ -195,9 +212,17 @@ class FairShare:
 
     def _is_never(self, claim: Claim) -> bool:
         """Return whether the team's limit is below what the claim asks, however little the team holds."""
+        # The most that it may take, as in is_over_limit: who passes here would else wait for ever there.
         limit = self._quotas.of(claim.team).limit
-        least = claim.request.gpus * min(self._shares(claim.request))
-        return limit is not None and least / WHOLE_DEVICE > limit + 1e-9
+        return limit is not None and self.asked(claim.request) > limit + 1e-9
+
+    def _way_out(self, request: GpuRequest) -> str:
+        if not request.is_by_memory:
+            return "lower gpus or raise the team's limit"
+        return (
+            f"it counts as {self.asked(request):g}, its part of the smallest devices that suit: name a model "
+            "with more memory, ask for less, or raise the team's limit"
+        )
 
     # -- borrowed devices
     def borrowed(self) -> frozenset[LeaseId]:

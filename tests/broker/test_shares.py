@@ -73,12 +73,31 @@ def test_memory_that_no_device_has_is_refused_with_the_largest_one() -> None:
 
 def test_a_team_counts_what_its_shares_hold_and_what_the_next_may_hold_at_most() -> None:
     some = fleet_of(node("big", 1, "A100"), node("small", 1, "V100"))
-    wish = claim("next", memory_mib=8 * GIB, milli=1)
+    wish, fast = claim("next", memory_mib=8 * GIB, milli=1), some.nodes[0].devices[0].tflops
     held = Lease(LeaseId("l"), wish.id, (DeviceId("big/0"),), wish.request, NOW, NOW + TTL, (100,))
     share = FairShare(Quotas({"a": Quota(limit=0.3)}), some, [held])
     assert share.held(None) == 0.1
     assert share.asked(wish.request) == 0.5
-    assert not share.never_reason(wish), "on the large device it is a tenth"
+    assert share.asked(replace(wish.request, models=frozenset({"A100"}))) == 0.1
+    assert share.asked(replace(wish.request, min_tflops=fast, strict=True)) == 0.1
+    assert share.asked(replace(wish.request, host="big")) == 0.1
+
+
+def test_a_share_counts_for_limit_and_quota_by_the_devices_that_it_may_have() -> None:
+    some = fleet_of(node("big", 1, "A100"), node("small", 1, "V100"))
+    quotas = Quotas({"a": Quota(devices=0.2, limit=0.3)})
+    large = replace(claim("large", model="A100", memory_mib=8 * GIB, milli=1), team="a")
+    assert not FairShare(quotas, some).borrows(large), "a tenth of an A100 is within 0.2"
+    assert placed(Engine(CyclePolicy(), some, (), [large], quotas=quotas).turn(NOW)) == {"large": ["big/0"]}
+
+
+def test_a_share_that_could_only_wait_for_ever_at_its_teams_limit_is_refused_with_a_way_out() -> None:
+    some = fleet_of(node("big", 1, "A100"), node("small", 1, "V100"))
+    quotas = Quotas({"a": Quota(limit=0.3)})
+    any_model = replace(claim("any", memory_mib=8 * GIB, milli=1), team="a")
+    (found,) = Engine(CyclePolicy(), some, (), [any_model], quotas=quotas).turn(NOW).rejections
+    assert "it counts as 0.5" in found.reason.text
+    assert "name a model with more memory, ask for less, or raise the team's limit" in found.reason.text
 
 
 requests = st.builds(
