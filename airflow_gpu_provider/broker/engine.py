@@ -21,7 +21,7 @@ from airflow_gpu_provider.broker.capacity import Capacity, Part
 from airflow_gpu_provider.broker.classes import Classing, ClassKey
 from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fair_share import FairShare
-from airflow_gpu_provider.broker.fleet_changes import changed_nodes
+from airflow_gpu_provider.broker.fleet_changes import changed_nodes, is_other_offer
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.holdings import Holdings
 from airflow_gpu_provider.broker.keeping import Keeping
@@ -107,9 +107,11 @@ class Engine:
         if changed is None:
             self._requeue()
             self._build(Layout.of(fleet), list(self._holdings), self._holdings.offers())
+            self.keeping.see_fleet()
         elif changed:
+            if is_other_offer(self._layout.nodes, changed):
+                self.keeping.see_fleet()
             self._reopen(changed)
-        self.keeping.see_fleet()
 
     def reserve(
         self, reservations: Iterable[Reservation], before: Mapping[str, frozenset[DeviceId]] | None = None

@@ -6,6 +6,7 @@ into. The next step is `engine.Engine.set_fleet`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
 
@@ -38,6 +39,11 @@ def changed_nodes(before: tuple[Node, ...], now: Fleet) -> dict[int, Node] | Non
     return changed
 
 
+def is_other_offer(before: tuple[Node, ...], changed: Mapping[int, Node]) -> bool:
+    """Return whether nodes or devices failed or came back, and not load and artifacts alone are new."""
+    return any(_offer(before[number]) != _offer(node) for number, node in changed.items())
+
+
 def _is_alike(old: Node, new: Node) -> bool:
     if _lasting_of_node(old) != _lasting_of_node(new):
         return False
@@ -45,5 +51,8 @@ def _is_alike(old: Node, new: Node) -> bool:
 
 
 def _state(node: Node) -> tuple[object, ...]:
-    devices = [device.unavailable for device in node.devices]
-    return node.load, node.unavailable, node.artifacts, node.latency_ms, devices
+    return node.load, node.artifacts, node.latency_ms, _offer(node)
+
+
+def _offer(node: Node) -> tuple[object, ...]:
+    return node.unavailable, [device.unavailable for device in node.devices]

@@ -2,8 +2,10 @@
 
 A turn asks each time and pays a comparison of times while there is nothing to choose. What `renew` returns
 is where claims may start that could not before, or hold what they no longer may. The choice is the one of
-`reservation.keep`; a lease of whole devices that neither sits on a kept one nor is an owner's changes it only
-while too few good devices are kept. The next step is the turn of `engine.Engine`.
+`reservation.keep`, which looks at all devices and leases: what people reserve and devices that fail are seen
+at once, leases that come and go at most once a second. A lease of whole devices that neither sits on a kept
+one nor is an owner's changes it only while too few good devices are kept. The next step is the turn of
+`engine.Engine`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from airflow_gpu_provider.broker.reservation import (
 _NOTHING: frozenset[DeviceId] = frozenset()
 #: Claims that promise to end may use a device up to the very moment that leaves them their time.
 _INSTANT = timedelta(microseconds=1)
+#: Leases come and go many times a second in a large fleet, and a start is far ahead of most of them.
+_LEASES_EVERY = timedelta(seconds=1)
 
 
 class Keeping:
@@ -44,6 +48,9 @@ class Keeping:
         self.kept: tuple[Kept, ...] = ()
         self._before = dict(before or {})
         self._must_choose = bool(self.reservations)
+        #: a lease came or went that may change the choice
+        self._may_choose = False
+        self._chosen_at: datetime | None = None
         self._is_settled = True
         self._moves_at: datetime | None = None  #: when time alone closes or opens devices next
 
@@ -58,14 +65,14 @@ class Keeping:
         self._must_choose = True
 
     def see_fleet(self) -> None:
-        """Note that the fleet is another one."""
+        """Note that the fleet has other devices, or that some failed or came back."""
         self._must_choose = bool(self.reservations or self.kept)
 
     def see_lease(self, lease: Lease) -> None:
         """Note that a lease began, ended or broke its promise."""
-        if self._must_choose or not self.kept:
+        if self._must_choose or self._may_choose or not self.kept:
             return
-        self._must_choose = any(
+        self._may_choose = any(
             each.reservation.number
             and (
                 not self._is_settled
@@ -87,7 +94,12 @@ class Keeping:
 
     def is_due(self, now: datetime) -> bool:
         """Return whether `renew` may have something to do."""
-        return self._must_choose or (self._moves_at is not None and now >= self._moves_at)
+        if self._must_choose or (self._moves_at is not None and now >= self._moves_at):
+            return True
+        if not self._may_choose:
+            return False
+        # abs: a clock that was set back must not keep the choice from being made
+        return self._chosen_at is None or abs(now - self._chosen_at) >= _LEASES_EVERY
 
     def renew(
         self, now: datetime, fleet: Fleet, leases: Iterable[Lease], runtimes: Iterable[float | None]
@@ -102,7 +114,8 @@ class Keeping:
         self.kept = keep(self.reservations, fleet, leases, now, before)
         self._before.clear()
         self._is_settled = is_settled(self.kept, fleet, leases, now)
-        self._must_choose = False
+        self._must_choose = self._may_choose = False
+        self._chosen_at = now
         self._plan(now, runtimes)
         if old == self.kept and not is_moved:
             return _NOTHING

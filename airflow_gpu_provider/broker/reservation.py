@@ -103,38 +103,40 @@ def keep(
     stay, so that a choice does not wander.
     """
     open_ones = [each for each in reservations if each.ends_at > now]
-    holders = _holders(leases) if any(each.number for each in open_ones) else {}
-    down = {node.name for node in fleet.nodes if node.unavailable is not None}
+    leases = list(leases) if any(each.number for each in open_ones) else []
+    devices, bad = list(_devices(fleet)), _bad(fleet)
+    there, models = {device.id for device in devices}, {device.model for device in devices}
     kept: list[Kept] = []
     for reservation in sorted(open_ones, key=lambda each: (not each.devices, each.starts_at, each.id)):
         if not reservation.number:
-            there = frozenset(device.id for device in _devices(fleet))
             kept.append(Kept(reservation, reservation.devices & there))
             continue
         taken = {name for each in kept if each.reservation.overlaps(reservation) for name in each.devices}
         own = (before or {}).get(reservation.id, frozenset())
+        late = _lateness(reservation, leases, now)
+        fitting = {model for model in models if _is_model(model, reservation.model)}
         by_rank: defaultdict[_Rank, list[Device]] = defaultdict(list)
-        for device in _devices(fleet):
-            if device.id not in taken and _is_of(device, reservation.model):
-                is_down = device.unavailable is not None or device.node in down
-                late = _lateness(reservation, holders.get(device.id, ()), now)
-                by_rank[is_down, late, device.id not in own].append(device)
+        for device in devices:
+            name = device.id
+            if device.model in fitting and name not in taken:
+                by_rank[name in bad, late.get(name, 0.0), name not in own].append(device)
         kept.append(Kept(reservation, _first(by_rank, reservation.number)))
     return tuple(kept)
 
 
 def is_settled(kept: Iterable[Kept], fleet: Fleet, leases: Iterable[Lease], now: datetime) -> bool:
     """Return whether all that was asked for is kept and will be free in time."""
-    down = {node.name for node in fleet.nodes if node.unavailable is not None}
-    good = {each.id for each in _devices(fleet) if each.unavailable is None and each.node not in down}
-    holders = _holders(leases)
-    return all(
-        len(each.devices) >= each.reservation.number
-        and each.devices <= good
-        and all(_lateness(each.reservation, holders.get(name, ()), now) <= 0 for name in each.devices)
-        for each in kept
-        if each.reservation.number
-    )
+    bad, leases = _bad(fleet), list(leases)
+    for each in kept:
+        if not each.reservation.number:
+            continue
+        on_kept = [lease for lease in leases if not each.devices.isdisjoint(lease.devices)]
+        late = _lateness(each.reservation, on_kept, now)
+        if any(late.get(name, 0.0) > 0 or name in bad for name in each.devices):
+            return False
+        if len(each.devices) < each.reservation.number:
+            return False
+    return True
 
 
 def closed_to(
@@ -207,7 +209,7 @@ def conflict(new: Reservation, others: Iterable[Reservation], fleet: Fleet) -> s
     for name in sorted(new.devices & named.keys()):
         return f"device {name} is reserved by {named[name].id} until {named[name].ends_at:{_CLOCK}}"
     # Never more at once than all that overlap the new one together: safe, and easy to explain.
-    able = [device for device in devices.values() if _is_of(device, new.model)]
+    able = [device for device in devices.values() if _is_model(device.model, new.model)]
     taken = sum(len(each.devices & {device.id for device in able}) for each in rivals)
     taken += sum(each.number for each in rivals if _may_share(each.model, new.model))
     asked = new.number or len(new.devices)
@@ -229,8 +231,18 @@ def _devices(fleet: Fleet) -> Iterable[Device]:
     return (device for node in fleet.nodes for device in node.devices)
 
 
-def _is_of(device: Device, model: str | None) -> bool:
-    return model is None or canonical_model(device.model) == canonical_model(model)
+def _bad(fleet: Fleet) -> frozenset[DeviceId]:
+    """Return the devices that are down, or on a node that is."""
+    return frozenset(
+        device.id
+        for node in fleet.nodes
+        for device in node.devices
+        if node.unavailable is not None or device.unavailable is not None
+    )
+
+
+def _is_model(model: str, asked: str | None) -> bool:
+    return asked is None or canonical_model(model) == canonical_model(asked)
 
 
 def _holders(leases: Iterable[Lease]) -> Mapping[DeviceId, Sequence[Lease]]:
@@ -241,12 +253,15 @@ def _holders(leases: Iterable[Lease]) -> Mapping[DeviceId, Sequence[Lease]]:
     return holders
 
 
-def _lateness(reservation: Reservation, holders: Sequence[Lease], now: datetime) -> float:
-    """Return by how much a device will be late; below 0 = the owner has it already."""
-    if not holders:
-        return 0.0
-    others = [each for each in holders if not reservation.is_for(each.claim)]
-    return max((_late_s(each, max(now, reservation.starts_at), now) for each in others), default=-1.0)
+def _lateness(reservation: Reservation, leases: Iterable[Lease], now: datetime) -> Mapping[DeviceId, float]:
+    """Return by how much the devices that are held will be late; below 0 = the owner has it already."""
+    start = max(now, reservation.starts_at)
+    late: dict[DeviceId, float] = {}
+    for lease in leases:
+        seconds = -1.0 if reservation.is_for(lease.claim) else _late_s(lease, start, now)
+        for device in lease.devices:
+            late[device] = max(seconds, late.get(device, seconds))
+    return late
 
 
 def _late_s(lease: Lease, start: datetime, now: datetime) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.broker import keeping
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -22,7 +24,7 @@ from airflow_gpu_provider.broker.model import (
     ReasonCode,
 )
 from airflow_gpu_provider.broker.move import Resized
-from airflow_gpu_provider.broker.reservation import Reservation
+from airflow_gpu_provider.broker.reservation import Kept, Reservation, keep
 from airflow_gpu_provider.broker.resize import Wish
 
 from .builders import NOW, claim, fleet, fleet_of, lease, node, placed
@@ -144,6 +146,47 @@ def test_turns_choose_nothing_while_nothing_that_matters_happens() -> None:
     engine.granted(placement, written(placement, guest, at(1)))
     engine.turn(at(2))
     assert engine.keeping.kept is chosen
+
+
+@pytest.fixture
+def choices(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+    """When devices were chosen anew, which looks at all of them."""
+    found: list[datetime] = []
+
+    def counted(*args: Any) -> tuple[Kept, ...]:
+        found.append(args[3])
+        return keep(*args)
+
+    monkeypatch.setattr(keeping, "keep", counted)
+    return found
+
+
+def test_load_and_artifacts_alone_choose_nothing_anew(choices: list[datetime]) -> None:
+    engine = engine_with(fleet(2, 4), reserved(number=2))
+    engine.turn(NOW)
+    loaded = node("n1", load=0.5)
+    for second, changed in enumerate((loaded, replace(loaded, artifacts=frozenset({"/a"})))):
+        engine.set_fleet(fleet_of(node("n0"), changed), at(second))
+        engine.turn(at(second))
+    assert choices == [NOW]
+    engine.set_fleet(fleet_of(node("n0"), node("n1", bad={0: "XID 79"})), at(2))
+    engine.turn(at(2))
+    assert choices == [NOW, at(2)], "a failed device is seen at once"
+
+
+def test_leases_let_devices_be_chosen_anew_at_most_once_a_second(choices: list[datetime]) -> None:
+    """All devices are busy without an end, so each lease that goes may be the better place."""
+    guests = [replace(lease(f"x{i}", f"n0/{i}"), claim=of_team("text", f"x{i}")) for i in range(8)]
+    engine = engine_with(fleet(1, 8), reserved(number=4, start=9 * HOUR), leases=guests)
+    engine.turn(NOW)
+    for number in range(4):
+        engine.end(guests[7 - number].id)
+        engine.turn(at(0.1 * (number + 1)))
+    assert choices == [NOW]
+    engine.turn(at(1))
+    engine.turn(at(2))
+    assert choices == [NOW, at(1)], "what went meanwhile is looked at, and once is enough"
+    assert {name for each in engine.keeping.kept for name in each.devices} == {f"n0/{i}" for i in range(4, 8)}
 
 
 @given(
