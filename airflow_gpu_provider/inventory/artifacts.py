@@ -81,7 +81,10 @@ def _artifacts(pattern: str) -> Iterator[str]:
     paths = folder.iterdir() if folder.is_dir() else map(Path, glob.iglob(pattern))
     for path in paths:
         if not path.name.startswith(".") and not path.name.endswith((*_UNFINISHED, ".sha256")):
-            yield from _names(path)
+            try:
+                yield from _names(path)
+            except OSError as error:  # such as lost+found, which only root may read
+                log.warning("Artifact %s cannot be read: %s", path, error)
 
 
 def _names(path: Path) -> Iterator[str]:

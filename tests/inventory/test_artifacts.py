@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,23 @@ def test_what_is_empty_hidden_or_still_being_written_is_left_out(tmp_path: Path)
         file(tmp_path / name)
     file(tmp_path / "nothing.bin", "")
     assert listed(tmp_path) == ()
+
+
+def test_an_entry_that_may_not_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused here, since the tests may run as root, which may read all."""
+    readable = [file(tmp_path / name / "weights.bin").parent for name in ("a", "lost+found", "z")]
+    allowed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return allowed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert listed(tmp_path) == (str(readable[0]), str(readable[2]))
+    assert f"{tmp_path}/lost+found cannot be read" in caplog.text
 
 
 def test_a_checksum_that_its_writer_left_names_it_too(tmp_path: Path) -> None:
