@@ -76,6 +76,7 @@ class Broker:
         self.mirror = FleetMirror(
             stale_after_s=settings.stale_after_s,
             forget_after_s=settings.forget_nodes_after_s,
+            max_load=settings.max_load,
             flavors=settings.own_flavors(),
         )
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"

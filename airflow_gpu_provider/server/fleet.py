@@ -38,9 +38,18 @@ class FleetMirror:
     """Newest reports by node. Thread-safe."""
 
     def __init__(
-        self, *, stale_after_s: float, forget_after_s: float, flavors: Mapping[str, Flavor] | None = None
+        self,
+        *,
+        stale_after_s: float,
+        forget_after_s: float,
+        max_load: float,
+        flavors: Mapping[str, Flavor] | None = None,
     ) -> None:
-        """Devices of a model in ``flavors`` are rated by it, whatever their agents say."""
+        """Devices of a model in ``flavors`` are rated by it, whatever their agents say.
+
+        From ``max_load`` on a node gets nothing new.
+        """
+        self._max_load = max_load
         self._flavors = flavors or {}
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
@@ -98,7 +107,7 @@ class FleetMirror:
             for stored in changed:
                 known = self._known.get(stored.report.name)
                 if known is not None:
-                    known.saved_facts, known.saved_at = _facts(stored.report), stored.reported_at
+                    known.saved_facts, known.saved_at = self._facts(stored.report), stored.reported_at
             for name in alive:
                 known = self._known.get(name)
                 if known is not None:
@@ -152,7 +161,7 @@ class FleetMirror:
         known = self._known.get(stored.report.name)
         if stored.report.artifacts is None and known is not None:
             stored = _with_artifacts(stored, known.stored.report.artifacts)
-        report, facts = stored.report, _facts(stored.report)
+        report, facts = stored.report, self._facts(stored.report)
         self._own(report)
         if known is not None and known.facts == facts and not known.is_stale:
             known.stored = stored
@@ -179,6 +188,25 @@ class FleetMirror:
             labels=report.labels,
             latency_ms={NodeName(name): ms for name, ms in report.latency_ms.items()},
             artifacts=artifact_names(report.artifacts or ()),
+        )
+
+    def _facts(self, report: NodeReport) -> tuple[object, ...]:
+        """Return what a placement depends on, without the measurements that change every second."""
+        load = report.load
+        return (
+            report.host,
+            report.cpu_cores,
+            report.memory_mib,
+            tuple(sorted(report.labels.items())),
+            # in two digits: what varies from one measurement to the next is no news
+            {name: f"{ms:.2g}" for name, ms in report.latency_ms.items()},
+            # Both: rounding alone would hide that a node is too busy from now on, or no longer.
+            None if load is None else (round(load, 1), load >= self._max_load),
+            report.artifacts or (),
+            tuple(
+                (d.id, d.model, d.memory_mib, d.tflops, d.nvlink, d.numa, unavailable_reason(d))
+                for d in report.devices
+            ),
         )
 
     def _own(self, report: NodeReport) -> None:
@@ -237,22 +265,4 @@ def _to_device(report: DeviceReport, node: str, tflops: float) -> Device:
         simulated=report.simulated,
         nvlink=report.nvlink,
         numa=report.numa,
-    )
-
-
-def _facts(report: NodeReport) -> tuple[object, ...]:
-    """Return what a placement depends on, without the measurements that change every second."""
-    return (
-        report.host,
-        report.cpu_cores,
-        report.memory_mib,
-        tuple(sorted(report.labels.items())),
-        # in two digits: what varies from one measurement to the next is no news
-        {name: f"{ms:.2g}" for name, ms in report.latency_ms.items()},
-        None if report.load is None else round(report.load, 1),
-        report.artifacts or (),
-        tuple(
-            (d.id, d.model, d.memory_mib, d.tflops, d.nvlink, d.numa, unavailable_reason(d))
-            for d in report.devices
-        ),
     )

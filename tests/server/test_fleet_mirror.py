@@ -19,7 +19,7 @@ def after(seconds: float) -> datetime:
 
 
 def mirror() -> FleetMirror:
-    return FleetMirror(stale_after_s=10, forget_after_s=3600)
+    return FleetMirror(stale_after_s=10, forget_after_s=3600, max_load=0.46)
 
 
 def with_utilisation(node: NodeReport, value: float) -> NodeReport:
@@ -42,6 +42,17 @@ def test_only_what_matters_for_a_placement_wakes_the_leader() -> None:
     assert fleet.fold([report()], NOW)
     assert not fleet.fold([with_utilisation(report(), 0.9)], after(1))
     assert fleet.fold([report(suspect="XID 79")], after(2))
+
+
+def test_a_load_that_crosses_what_a_node_may_have_is_seen_however_little_it_moved() -> None:
+    fleet = mirror()
+    fleet.fold([report().model_copy(update={"load": 0.46})], NOW)
+    for second, load in enumerate((0.458, 0.461), 1):
+        assert fleet.fold([report().model_copy(update={"load": load})], after(second))
+        assert fleet.fleet(after(second)).nodes[0].load == load
+        fleet.mark_saved(*fleet.unsaved())
+        assert not fleet.fold([report().model_copy(update={"load": load + 0.001})], after(second))
+        assert fleet.unsaved() == ([], [])
 
 
 def test_the_database_hears_of_changes_at_once_and_of_the_rest_seldom() -> None:
