@@ -209,7 +209,7 @@ def _device_rows(node: NodeRow) -> list[dict[str, Any]]:
             "memory_gib": round(device.memory_mib / 1024, 1),
             "state": device.state,
             "utilisation": _shown(None if device.utilisation is None else f"{device.utilisation:.0%}"),
-            "holder_or_reason": "; ".join(map(_holder, device.holders)) or device.why or "",
+            "holder_or_reason": "; ".join([*map(_holder, device.holders), *filter(None, [device.why])]),
             "report_age_s": node.report_age_s,
         }
         for device in node.devices

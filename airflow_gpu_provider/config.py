@@ -56,6 +56,14 @@ class Settings(BaseModel):
         ge=60,
         description="A node that has not reported for this long no longer belongs to the fleet.",
     )
+    impossible_for_s: float = Field(
+        3600.0,
+        ge=0,
+        le=366 * 86_400,
+        description="A waiting claim that became impossible, since devices left the fleet, is rejected after "
+        "this long; it is told so, and queued again as soon as they are back. What the fleet never had is "
+        "rejected at once.",
+    )
     history_days: float = Field(
         30.0,
         gt=0,
@@ -218,6 +226,7 @@ class Settings(BaseModel):
             small_first=self.small_first,
             backfill_penalty=self.backfill_penalty,
             cost_band=self.cost_band,
+            impossible_for=timedelta(seconds=self.impossible_for_s),
             reservation_notice=timedelta(seconds=self.reservation_notice_s),
         )
 

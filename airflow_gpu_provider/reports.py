@@ -19,6 +19,10 @@ MOST_LATENCIES = 1000
 Latency = Annotated[float, Field(ge=0, le=MOST)]
 
 
+#: Label of a node whose agent reaches no driver; it says why. Such a node's report names no devices.
+NVML_LABEL = "nvml"
+
+
 class DeviceReport(Body):
     """One device as its agent measured it. ``None`` = not supported or unknown, never 0."""
 

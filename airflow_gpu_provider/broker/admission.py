@@ -1,8 +1,8 @@
 """Judge whether the empty fleet can ever serve a request; what never fits is rejected at once, with numbers.
 
 Drained, stale and suspect devices count: they may come back, so their claims wait. Devices that the claim
-itself excludes do not. The test is the one that placement uses, on a fleet without leases: what is admitted
-here can be placed there. The next step of an admitted claim is the `queue`.
+itself excludes do not, unless all depends on one that is out of service. The test is the one that placement
+uses, on a fleet without leases: what is admitted here can be placed there. The next step is `intake`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from airflow_gpu_provider.broker import reasons
 from airflow_gpu_provider.broker.capacity import Capacity
 from airflow_gpu_provider.broker.layout import BoolArray, Layout
 from airflow_gpu_provider.broker.matching import candidates
-from airflow_gpu_provider.broker.model import DeviceId, Fleet, GpuRequest, Reason
+from airflow_gpu_provider.broker.model import (
+    Claim,
+    DeviceId,
+    Fleet,
+    GpuRequest,
+    Reason,
+    ReasonCode,
+)
 
 
 def reject_reason(
@@ -42,6 +49,20 @@ class Admission:
         if key not in self._verdicts:
             self._verdicts[key] = self._judge(request, excluded)
         return self._verdicts[key]
+
+    def judge(self, claim: Claim, layout: Layout) -> tuple[Claim, Reason | None]:
+        """Return the claim as it is let in, or why this fleet could never run it; ``layout`` is as of now.
+
+        A device on which an earlier try failed and that is out of service is no longer excluded when the
+        claim could not run without it: it comes back when somebody has seen to it.
+        """
+        reason = self.reject_reason(claim.request, claim.excluded)
+        if reason is None or reason.code is not ReasonCode.DEVICES_EXCLUDED:
+            return claim, reason
+        in_service = frozenset(name for name in claim.excluded if layout.is_offered(name))
+        if self.reject_reason(claim.request, in_service) is not None:
+            return claim, reason
+        return replace(claim, excluded=in_service), None
 
     def _judge(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Reason | None:
         devices = candidates(self._layout, request, excluded).devices

@@ -17,6 +17,7 @@ from airflow_gpu_provider.broker.classes import Classing
 from airflow_gpu_provider.broker.diagnosis import Outlook
 from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.fragmentation import Mix
+from airflow_gpu_provider.broker.intake import Intake
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
@@ -26,7 +27,6 @@ from airflow_gpu_provider.broker.model import (
     Lease,
     LeaseId,
     Placement,
-    Rejection,
     Snapshot,
 )
 from airflow_gpu_provider.broker.placement import Placer
@@ -47,7 +47,10 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quota
     if not claims:
         return Decisions(expired=expired)
     layout, share = Layout.of(snapshot.fleet), FairShare(quotas, snapshot.fleet, live)
-    rejections, admitted = _admit(layout, share, claims)
+    intake = Intake(policy)
+    for claim in claims:
+        intake.add(claim)
+    admitted, rejections = intake.judge(Admission(layout), layout, now, share.never_reason)
     parts = [part_of_lease(layout, lease) for lease in live]
     waits = {claim.id for claim in admitted}
     ended = (lease for lease in (*snapshot.taken_back, *over) if lease.ends_for in waits)
@@ -80,7 +83,8 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quota
     world = World(capacity, placer, outlook, share, classing, keeping, back, now)
     granted_in_turn = _one_by_one(still, share, count=share.count)
     waiting = standings(granted_in_turn, _one_by_one(still, share), world, endings)
-    return Decisions(tuple(placement for placement, _ in placed), rejections, waiting, expired)
+    waiting += intake.waiting(len(waiting))
+    return Decisions(tuple(placement for placement, _ in placed), tuple(rejections), waiting, expired)
 
 
 def _one_by_one(
@@ -119,18 +123,3 @@ def _without_lease(claims: Iterable[Claim], live: Iterable[Lease]) -> list[Claim
     """Leave out claims that hold devices already: a claim read twice must not get them twice."""
     served = {lease.claim_id for lease in live}
     return [claim for claim in claims if claim.id not in served]
-
-
-def _admit(
-    layout: Layout, share: FairShare, claims: Iterable[Claim]
-) -> tuple[tuple[Rejection, ...], list[Claim]]:
-    admission = Admission(layout)
-    rejections: list[Rejection] = []
-    admitted: list[Claim] = []
-    for claim in claims:
-        reason = admission.reject_reason(claim.request, claim.excluded) or share.never_reason(claim)
-        if reason is None:
-            admitted.append(claim)
-        else:
-            rejections.append(Rejection(claim.id, reason))
-    return tuple(rejections), admitted

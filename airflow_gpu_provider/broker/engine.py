@@ -9,7 +9,7 @@ store, no chance. The next step is the transaction of the server's leader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -24,6 +24,7 @@ from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.fleet_changes import changed_nodes, is_other_offer
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.intake import Intake
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
@@ -87,7 +88,7 @@ class Engine:
         self._classing = Classing(bool(quotas.by_team), frozenset(self._learned))
         asked = list(recent) or [*(lease.request for lease in leases), *(claim.request for claim in claims)]
         self._stream = Stream(map(self._classing.request, asked))
-        self._new: dict[ClaimId, Claim] = {}
+        self._intake = Intake(policy)
         self._pending = Pending()
         #: placed by a turn, not yet answered
         self._placed: dict[ClaimId, Claim] = {}
@@ -98,7 +99,7 @@ class Engine:
         self._takeovers = Takeovers(preemption, layout, leases, taken_back)
         self._build(layout, leases, offers)
         for claim in claims:
-            self._new[claim.id] = claim
+            self._intake.add(claim)
 
     # -- events
     def set_fleet(self, fleet: Fleet, now: datetime) -> None:
@@ -122,14 +123,14 @@ class Engine:
 
     def submit(self, claim: Claim) -> None:
         """Add a claim to the queue; a claim that is known already changes nothing."""
-        if claim.id in self._pending or claim.id in self._new or self._holdings.serves(claim.id):
+        if claim.id in self._pending or claim.id in self._intake or self._holdings.serves(claim.id):
             return
-        self._new[claim.id] = claim
+        self._intake.add(claim)
         self._stream.add(self._classing.request(claim.request))
 
     def withdraw(self, claim_id: ClaimId) -> None:
         """Forget a claim that waits; unknown ones change nothing."""
-        self._new.pop(claim_id, None)
+        self._intake.remove(claim_id)
         self._takeovers.stop(claim_id)
         of_class = self._pending.remove(claim_id)
         if of_class is not None:
@@ -164,7 +165,7 @@ class Engine:
         """Take a placement back that could not be written: its claim waits again."""
         claim = self._placed.pop(claim_id)
         self.end(_placed_id(claim_id))
-        self._new[claim_id] = claim
+        self._intake.again([claim])
 
     def learn(self, learned: Mapping[str, Speeds]) -> None:
         """Take what was measured of each class of tasks (`throughput.ThroughputTable`) instead of before."""
@@ -185,7 +186,7 @@ class Engine:
         lapsed = self.resizing.lapse(now)
         if self.keeping.is_due(now):
             self._keep(now)
-        rejections = self._take_in(now) if self._new else ()
+        rejections = self._take_in(now) if self._intake.is_due(now) else ()
         search = self._search(now) if len(self._pending) else None
         placements = self._place(now, search) if self._dirty or self._share.has_moved else ()
         preemptions = () if search is None else self._set_apart(search, now)
@@ -195,10 +196,12 @@ class Engine:
     def waiting(self, now: datetime, limit: int | None = None) -> tuple[Waiting, ...]:
         """Return where the claims stand that the last turn left, the next one first.
 
-        The first `limit` of a long queue are worked out without the others.
+        The first `limit` of a long queue are worked out without the others. Those that are impossible at
+        present come last, all of them.
         """
+        stuck = self._intake.waiting(len(self._pending))
         if self._told is not None and abs((now - self._told[0]).total_seconds()) < _STANDING_S:
-            return self._told[1][:limit]
+            return self._told[1][:limit] + stuck
         judges = self._share, self._classing, self.keeping, self._takeovers.back
         world = World(self._capacity, self._placer, self._outlook, *judges, now)
         heads = (each.first for each in self._pending.heads(self._share))
@@ -206,12 +209,17 @@ class Engine:
         found = standings(claims, heads, world, self._holdings.endings(now))
         if limit is None:
             self._told = (now, found)
-        return found
+        return found + stuck
+
+    def claims(self) -> Iterator[Claim]:
+        """Yield the claims that wait, as they were let in."""
+        yield from self._intake
+        yield from (replace(claim, admitted=True) for claim in self._pending.ordered(self._share))
 
     @property
     def is_settled(self) -> bool:
         """Whether all that happened was decided on: who waits now cannot start."""
-        return not self._new and not self._dirty and not self._share.has_moved
+        return not self._intake.has_new and not self._dirty and not self._share.has_moved
 
     @property
     def resizing(self) -> Resizing:
@@ -242,25 +250,19 @@ class Engine:
         """Raise `AssertionError` when the state contradicts itself."""
         parts = [*self._holdings.parts(), *self._takeovers.back.parts()]
         self._capacity.validate(parts, max_load=self._policy.max_load)
-        waits = {claim.id for claim in self._pending.ordered(self._share)} | self._new.keys()
+        waits = {claim.id for claim in self.claims()}
         if any(map(self._holdings.serves, waits)) or waits & self._placed.keys():
             raise AssertionError("a claim both waits and holds devices")
 
     # -- parts of a turn
     def _take_in(self, now: datetime) -> tuple[Rejection, ...]:
         """Judge and rank what was submitted since the last turn."""
-        rejections = []
-        for claim in self._new.values():
-            if self._holdings.serves(claim.id):
-                continue
-            reason = self._admission.reject_reason(claim.request, claim.excluded)
-            reason = reason or self._share.never_reason(claim)
-            if reason is not None:
-                rejections.append(Rejection(claim.id, reason))
-                self._takeovers.stop(claim.id)
-                continue
+        judge = self._admission, self._layout, now, self._share.never_reason
+        admitted, rejections = self._intake.judge(*judge, self._holdings.serves)
+        for claim_id in (*(each.claim_id for each in rejections), *(each.id for each in self._intake)):
+            self._takeovers.stop(claim_id)  # what is impossible keeps nothing
+        for claim in admitted:
             self._file(claim, now)
-        self._new.clear()
         return tuple(rejections)
 
     def _file(self, claim: Claim, now: datetime) -> None:
@@ -336,9 +338,8 @@ class Engine:
 
     def _requeue(self) -> None:
         """Let the claims that wait be judged and sorted anew."""
-        waiting = self._pending.ordered(self._share)
+        self._intake.again(self._pending.ordered(self._share))
         self._pending = Pending()
-        self._new = {claim.id: claim for claim in waiting} | self._new
 
     def _build(self, layout: Layout, leases: list[Lease], offers: Iterable[Offer]) -> None:
         self._layout = layout

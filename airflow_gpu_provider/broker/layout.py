@@ -139,6 +139,11 @@ class Layout:
             return request.milli
         return request.milli_on(self.kinds[self.kind_of[bank]].memory_mib)
 
+    def is_offered(self, name: DeviceId) -> bool:
+        """Return whether the fleet has the device and it is in service."""
+        place = self.place_of.get(name)
+        return place is not None and bool(self.offered[place])
+
     def banks_of(self, node: int) -> slice:
         """Return the banks of a node."""
         return slice(self.first_bank[node], self.first_bank[node + 1])

@@ -134,6 +134,8 @@ class Claim:
     preemptible: bool = False  #: its devices may be taken back for more urgent work
     preemptions: int = 0  #: how often this work was preempted already; apart from the user's retries
     preempted_by: frozenset[ClaimId] = frozenset()  #: for whom; it may not take back from these
+    admitted: bool = False  #: it was let in before: when the fleet shrinks it is not rejected at once
+    impossible_since: datetime | None = None  #: since when the fleet cannot run it
 
     @property
     def task_class(self) -> str | None:
@@ -204,6 +206,7 @@ class ReasonCode(str, Enum):
     OVER_QUOTA = "over_quota"
     DEVICES_TAKEN_BACK = "devices_taken_back"
     ARTIFACTS_ABSENT = "artifacts_absent"
+    IMPOSSIBLE = "impossible"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,7 @@ class Waiting:
     position: int  #: 1 = next
     reason: Reason
     starts_in_s: float | None = None  #: expected, from what live leases promised; None = unknown
+    impossible_since: datetime | None = None  #: the fleet shrank, and could not run it even when empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,7 @@ class CyclePolicy:
     backfill_penalty: float = 1000.0
     cost_band: float = 50.0
     reservation_notice: timedelta = timedelta(hours=1)
+    impossible_for: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

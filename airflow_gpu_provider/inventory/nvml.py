@@ -20,7 +20,7 @@ from airflow_gpu_provider.inventory.links import LinkMap
 from airflow_gpu_provider.inventory.nvml_session import NvmlOff, NvmlSession
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.inventory.xid_watch import XidWatch
-from airflow_gpu_provider.reports import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import NVML_LABEL, DeviceReport, NodeReport
 
 _MIB = 2**20
 
@@ -83,7 +83,7 @@ class NvmlProbe:
             cpu_cores=host.cpu_cores(),
             memory_mib=host.memory_mib(),
             load=host.cpu_load(),
-            labels={} if off is None else {"nvml": off.sentence},
+            labels={} if off is None else {NVML_LABEL: off.sentence},
             devices=devices,
         )
         return (node,)

@@ -17,8 +17,8 @@ from airflow_gpu_provider.broker.model import (
     DeviceId,
     Lease,
     LeaseId,
-    Reason,
     RunType,
+    Waiting,
 )
 from airflow_gpu_provider.broker.move import Offer, OfferPhase
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
@@ -53,15 +53,17 @@ class Entry:
     reason: str | None = None
     position: int | None = None
     expected_at: datetime | None = None
+    impossible_since: datetime | None = None
     held: HeldDevices | None = None
 
-    def note(self, position: int, reason: Reason, expected_at: datetime | None) -> bool:
+    def note(self, waiting: Waiting, expected_at: datetime | None) -> bool:
         """Note where the claim stands; return whether that is worth telling the other replicas."""
-        code, text = reason.code.value, reason.text
-        same = (self.position, self.reason_code, self.reason) == (position, code, text)
+        now = waiting.position, waiting.reason.code.value, waiting.reason.text
+        same = (self.position, self.reason_code, self.reason) == now
         if same and not _moved(self.expected_at, expected_at):
             return False
-        self.position, self.reason_code, self.reason, self.expected_at = position, code, text, expected_at
+        self.position, self.reason_code, self.reason = now
+        self.expected_at, self.impossible_since = expected_at, waiting.impossible_since
         return True
 
     def note_row(self) -> dict[str, object]:
@@ -72,10 +74,11 @@ class Entry:
             "text": self.reason,
             "at": self.position,
             "expected": self.expected_at,
+            "since": self.impossible_since,
         }
 
-    def claim(self) -> Claim:
-        """Return the core's value of the claim."""
+    def claim(self, *, admitted: bool = False) -> Claim:
+        """Return the core's value of the claim; `admitted` when it was let in before."""
         return Claim(
             id=ClaimId(self.claim_id),
             request=self.body.request.to_request(),
@@ -88,6 +91,8 @@ class Entry:
             preemptible=self.body.preemptible,
             preemptions=self.preemptions,
             preempted_by=frozenset(ClaimId(claim_id) for claim_id in self.preempted_by),
+            admitted=admitted,
+            impossible_since=self.impossible_since,
         )
 
     @property
@@ -222,6 +227,7 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
         excluded=frozenset(row.excluded),
         preemptions=row.preemptions,
         preempted_by=frozenset(row.preempted_by),
+        impossible_since=row.impossible_since,
         state=ClaimState(row.state),
         reason_code=row.reason_code,
         reason=row.reason,

@@ -274,7 +274,8 @@ class Broker:
     def _retry(self, request: Submit) -> Submit:
         """Complete the request of a later try: what failed before, and what may be taken over."""
         key, now = request.body.key, self.clock()
-        failed = self.store.failed_devices([task_of(key)]).get(task_of(key), set())
+        task = task_of(key)
+        failed = self.store.failed_devices([task], self.mirror.suspects()).get(task, set())
         usable = {
             d.id for n in self.fleet(now).nodes if not n.unavailable for d in n.devices if not d.unavailable
         }
@@ -282,7 +283,9 @@ class Broker:
         return Submit(request.body, frozenset(usable), frozenset(failed), request.is_attended)
 
     def _submit_to_tables(self, request: Submit) -> Entry:
-        claim_id = self.repository.submit(request.body, now=self.clock(), usable=request.usable)
+        claim_id = self.repository.submit(
+            request.body, now=self.clock(), usable=request.usable, suspects=self.mirror.suspects()
+        )
         return self._read(claim_id)
 
     def _collect_from_tables(self, claim_id: str) -> Entry:

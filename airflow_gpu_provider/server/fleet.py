@@ -16,7 +16,7 @@ from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.flavor_table import rated
 from airflow_gpu_provider.broker.flavors import Flavor
 from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
-from airflow_gpu_provider.reports import DeviceReport, NodeReport
+from airflow_gpu_provider.reports import NVML_LABEL, DeviceReport, NodeReport
 from airflow_gpu_provider.store.nodes import StoredNode
 
 _REFRESH_S = 3.0
@@ -141,6 +141,12 @@ class FleetMirror:
         """Return why the node's devices are not offered, None when its report is fresh."""
         return self._stale_reason((now - stored.reported_at).total_seconds() > self._stale_after_s)
 
+    def suspects(self) -> frozenset[str]:
+        """Return the devices that agents call suspect."""
+        with self._lock:
+            reports = [known.stored.report for known in self._known.values()]
+        return frozenset(device.id for report in reports for device in report.devices if device.suspect)
+
     def device(self, device_id: str) -> tuple[DeviceReport, NodeReport] | None:
         """Return a device and its node, None when no node reports it."""
         if self._devices_version != self.version:
@@ -159,8 +165,8 @@ class FleetMirror:
 
     def _take(self, stored: StoredNode) -> _Known:
         known = self._known.get(stored.report.name)
-        if stored.report.artifacts is None and known is not None:
-            stored = _with_artifacts(stored, known.stored.report.artifacts)
+        if known is not None:
+            stored = _completed(stored, known.stored.report)
         report, facts = stored.report, self._facts(stored.report)
         self._own(report)
         if known is not None and known.facts == facts and not known.is_stale:
@@ -231,11 +237,29 @@ def _has(report: NodeReport, device_id: str) -> bool:
     return any(device.id == device_id for device in report.devices)
 
 
-def _with_artifacts(stored: StoredNode, artifacts: tuple[str, ...] | None) -> StoredNode:
-    """Return a report that does not name its artifacts with those that are known of the node."""
-    if not artifacts:
-        return stored
-    return StoredNode(stored.report.model_copy(update={"artifacts": artifacts}), stored.reported_at)
+def _completed(stored: StoredNode, before: NodeReport) -> StoredNode:
+    """Return a report with what it cannot tell: artifacts it does not name, devices behind a dead driver.
+
+    An agent that starts before the driver is loaded sees no devices. They are not gone, only out of reach.
+    """
+    report = stored.report
+    known: dict[str, object] = {}
+    if report.artifacts is None and before.artifacts:
+        known["artifacts"] = before.artifacts
+    if not report.devices and before.devices and (why := report.labels.get(NVML_LABEL)):
+        known["devices"] = tuple(
+            DeviceReport(
+                id=device.id,
+                model=device.model,
+                memory_mib=device.memory_mib,
+                tflops=device.tflops,
+                share=device.share,
+                suspect=why,
+                simulated=device.simulated,
+            )
+            for device in before.devices
+        )
+    return StoredNode(report.model_copy(update=known), stored.reported_at) if known else stored
 
 
 def _seconds(earlier: datetime, stored: StoredNode) -> float:

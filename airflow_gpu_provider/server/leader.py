@@ -178,7 +178,7 @@ class Leader(threading.Thread):
             self._settings.cycle_policy(),
             fleet,
             [entry.lease() for entry in entries if entry.held is not None],
-            [entry.claim() for entry in entries if entry.held is None],
+            [entry.claim(admitted=True) for entry in entries if entry.held is None],
             self._store.recent_requests(_MIX),
             self._learned(),
             quotas=self._settings.team_quotas(),
@@ -295,6 +295,6 @@ class Leader(threading.Thread):
                 continue
             starts = waiting.starts_in_s
             expected_at = None if starts is None else now + timedelta(seconds=starts)
-            if entry.note(waiting.position, waiting.reason, expected_at):
+            if entry.note(waiting, expected_at):
                 changed.append(entry)
         self._store.note_waiting([entry.note_row() for entry in changed])

@@ -53,21 +53,31 @@ class Repository:
         self._engine = engine
 
     # -- claims
-    def submit(self, body: ClaimBody, *, now: datetime, usable: Collection[str]) -> str:
+    def submit(
+        self, body: ClaimBody, *, now: datetime, usable: Collection[str], suspects: Collection[str] = ()
+    ) -> str:
         """Store a claim and return its id; the same key returns the same id.
 
         An earlier try of the same task is over when a later one asks: its pending claim is cancelled. Its
         live lease passes to the new try under a new epoch when the request is the same and all its devices
-        are `usable`; otherwise it ends. Devices on which earlier tries failed are excluded.
+        are `usable`; otherwise it ends. Devices on which earlier tries failed are excluded, and those that
+        they held and that are `suspects` now.
         """
         try:
             with self._writing() as connection:
-                return self._submit(connection, body, now, usable)
+                return self._submit(connection, body, now, usable, suspects)
         except IntegrityError:  # the same key raced us: its claim is the one
             with self._engine.connect() as connection:
                 return str(connection.execute(select(claim.c.id).where(_same_try(body.key))).scalar_one())
 
-    def _submit(self, connection: Connection, body: ClaimBody, now: datetime, usable: Collection[str]) -> str:
+    def _submit(
+        self,
+        connection: Connection,
+        body: ClaimBody,
+        now: datetime,
+        usable: Collection[str],
+        suspects: Collection[str],
+    ) -> str:
         known = connection.execute(select(claim).where(_same_try(body.key))).one_or_none()
         if known is not None:
             is_over = ClaimState(known.state).is_terminal
@@ -77,7 +87,7 @@ class Repository:
             connection.execute(delete(claim).where(claim.c.id == known.id))
         claim_id = str(uuid.uuid4())
         task = (body.key.dag_id, body.key.run_id, body.key.task_id, body.key.map_index)
-        excluded = failed_devices(connection, [task]).get(task, set())
+        excluded = failed_devices(connection, [task], suspects).get(task, set())
         connection.execute(insert(claim).values(new_claim_row(claim_id, body, excluded, now)))
         self._supersede(connection, body, claim_id, now, usable)
         note_event(connection, claim_id)

@@ -91,6 +91,7 @@ claim = Table(
     Column("reason", Text, nullable=True),
     Column("position", Integer, nullable=True),
     Column("expected_at", UtcDateTime, nullable=True),
+    Column("impossible_since", UtcDateTime, nullable=True),  # the fleet shrank and cannot run it
     Column("ended_at", UtcDateTime, nullable=True),
     UniqueConstraint("dag_id", "run_id", "task_id", "map_index", "try_number", name="uq_gpu_claim_key"),
     Index("ix_gpu_claim_state", "state"),

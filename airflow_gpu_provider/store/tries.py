@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, select, tuple_, update
 from airflow_gpu_provider.store.changes import withdraw_offers
 from airflow_gpu_provider.store.endings import close_claims
 from airflow_gpu_provider.store.script import Script
-from airflow_gpu_provider.store.tables import claim, lease
+from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
 #: (dag_id, run_id, task_id, map_index)
@@ -48,17 +48,34 @@ def pass_on(script: Script, passed: PassedOn, now: datetime, otherwise: Exceptio
     close_claims(script, [passed.old_claim_id], ClaimState.ENDED, "superseded", now)
 
 
-def failed_devices(connection: Connection, tasks: Sequence[Task]) -> dict[Task, set[str]]:
-    """Return the devices on which earlier tries of these tasks failed."""
+def failed_devices(
+    connection: Connection, tasks: Sequence[Task], suspects: Collection[str] = ()
+) -> dict[Task, set[str]]:
+    """Return the devices on which earlier tries of these tasks failed.
+
+    The tries said so, or the device is suspect now; what a try was kept off already stays so.
+    """
     columns = (claim.c.dag_id, claim.c.run_id, claim.c.task_id, claim.c.map_index)
+    of_tasks = tuple_(*columns).in_(list(tasks))
     rows = connection.execute(
-        select(lease.c.failed_devices, *columns)
-        .join(claim, claim.c.id == lease.c.claim_id)
-        .where(tuple_(*columns).in_(list(tasks)), lease.c.failed_devices.is_not(None))
+        select(claim.c.excluded, lease.c.failed_devices, *columns)
+        .outerjoin(lease, claim.c.id == lease.c.claim_id)
+        .where(of_tasks)
     )
     failed: dict[Any, set[str]] = {}
-    for devices, *task in rows:
-        failed.setdefault(tuple(task), set()).update(devices or ())
+    for excluded, devices, *task in rows:
+        if excluded or devices:
+            failed.setdefault(tuple(task), set()).update(excluded, devices or ())
+    if suspects:
+        held = connection.execute(
+            select(lease_device.c.device_id, *columns)
+            .join(lease, lease.c.id == lease_device.c.lease_id)
+            .join(claim, claim.c.id == lease.c.claim_id)
+            .where(of_tasks)
+        )
+        for device, *task in held:
+            if device in suspects:
+                failed.setdefault(tuple(task), set()).add(device)
     return failed
 
 

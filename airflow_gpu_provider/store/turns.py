@@ -9,7 +9,7 @@ pending) raises `Overtaken`: nothing is written, and the leader looks at the tab
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -146,10 +146,10 @@ class TurnStore:
             rows = connection.execute(select(claim.c.id, *columns).where(tuple_(*columns).in_(list(keys))))
             return {tuple(row[1:]): str(row[0]) for row in rows}
 
-    def failed_devices(self, tasks: Sequence[Task]) -> dict[Task, set[str]]:
+    def failed_devices(self, tasks: Sequence[Task], suspects: Collection[str] = ()) -> dict[Task, set[str]]:
         """Return the devices on which earlier tries of these tasks failed."""
         with self._engine.connect() as connection:
-            return failed_devices(connection, tasks)
+            return failed_devices(connection, tasks, suspects)
 
     def note_waiting(self, rows: Sequence[dict[str, Any]]) -> None:
         """Write reasons (keys: key, code, text, position, expected_at) of claims that still wait."""
@@ -269,5 +269,6 @@ _NOTE = (
         reason=bindparam("text"),
         position=bindparam("at"),
         expected_at=bindparam("expected"),
+        impossible_since=bindparam("since"),
     )
 )

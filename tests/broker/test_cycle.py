@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 from airflow_gpu_provider.broker.model import Snapshot
 
@@ -52,8 +53,10 @@ def test_an_idle_broker_decides_nothing(cycle: Cycle) -> None:
     )
 
 
-def test_without_any_device_claims_are_rejected_and_not_left_to_hang(cycle: Cycle) -> None:
-    assert rejected(cycle(fleet(0), [claim("one")])) == {"one": "no_devices"}
+def test_without_any_device_claims_wait_for_an_agent_but_are_not_left_to_hang(cycle: Cycle) -> None:
+    assert waiting(cycle(fleet(0), [claim("one")]))["one"].reason.code.value == "impossible"
+    for_an_hour = replace(claim("one"), impossible_since=NOW - timedelta(hours=1))
+    assert rejected(cycle(fleet(0), [for_an_hour])) == {"one": "no_devices"}
 
 
 def test_an_impossible_claim_at_the_head_holds_nothing(cycle: Cycle) -> None:

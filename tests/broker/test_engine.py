@@ -100,13 +100,14 @@ def test_a_claim_told_twice_gets_devices_once() -> None:
     assert engine.turn(NOW) == Decisions()
 
 
-def test_what_never_fits_is_rejected_once_when_submitted_and_when_nodes_leave() -> None:
+def test_what_never_fits_is_rejected_once_when_submitted_and_an_hour_after_nodes_left() -> None:
     engine = Engine(POLICY, fleet(2, 2), singles(2), [claim("four", 4)])
     engine.submit(claim("five", 5))
     assert rejected(engine.turn(NOW)) == {"five": "exceeds_fleet"}
     assert engine.turn(NOW) == Decisions()
     engine.set_fleet(fleet(1, 2), NOW)
-    assert rejected(engine.turn(NOW)) == {"four": "exceeds_fleet"}
+    assert rejected(engine.turn(NOW)) == {}
+    assert rejected(engine.turn(NOW + POLICY.impossible_for)) == {"four": "exceeds_fleet"}
 
 
 def test_a_node_that_comes_back_starts_who_waits_for_it() -> None:

@@ -24,6 +24,8 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Node,
     Placement,
+    Reason,
+    ReasonCode,
     RunType,
     Snapshot,
 )
@@ -32,10 +34,10 @@ from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
 from .builders import NOW, claim
-from .invariants import check
+from .invariants import check, fits_empty
 from .test_cycle_properties import artifacts, nodes, reading
 
-POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60))
+POLICY = CyclePolicy(reservation_notice=timedelta(seconds=60), impossible_for=timedelta(seconds=100))
 
 PREEMPTION = PreemptionPolicy(
     grace=timedelta(seconds=20), least_runtime=timedelta(seconds=10), budget=2, backfill_penalty=2
@@ -205,8 +207,10 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         assert set(mine.expired) == set(reference.expired)
         if not mine.preemptions:  # of which the reference knows nothing
             assert set(mine.placements) == set(reference.placements)
+        stuck = tuple(each for each in reference.waiting if each.impossible_since is not None)
+        queued = reference.waiting[: len(reference.waiting) - len(stuck)]
         if not (mine.preemptions or mine.spared or self._has_given_up(before)):
-            assert self.engine.waiting(self.now, limit=2) == reference.waiting[:2]
+            assert self.engine.waiting(self.now, limit=2) == queued[:2] + stuck
             assert self.engine.waiting(self.now) == reference.waiting
         check(before, replace(mine, waiting=self.engine.waiting(self.now)), self.now, POLICY)
         self._check_preemptions(before, mine)
@@ -214,6 +218,13 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             for each in self.engine.keeping.kept:
                 self._is_let_in(placement, each)
         self.engine.validate()
+        for each in stuck:
+            asker = self.claims[each.claim_id]
+            assert not fits_empty(asker.request, self.fleet, asker.excluded)
+        self._become(mine, writes)
+
+    def _become(self, mine: Decisions, writes: list[bool]) -> None:
+        """Write what was decided."""
         for lease_id in mine.expired:
             self._end(lease_id)
         self._spare(mine.spared)
@@ -222,9 +233,12 @@ class EngineAgainstCycle(RuleBasedStateMachine):
                 taken = replace(self.leases[lease_id], ends_for=found.for_claim, must_end_at=found.end_by)
                 self.leases[lease_id] = replace(taken, expires_at=min(taken.expires_at, found.end_by))
         for rejection in mine.rejections:
-            del self.claims[rejection.claim_id]
+            self._was_told(self.claims.pop(rejection.claim_id), rejection.reason)
         for number, placement in enumerate(mine.placements):
             self._write(placement, is_written=number >= len(writes) or writes[number])
+        waiting = {each.id: each for each in self.engine.claims()}
+        assert waiting.keys() == self.claims.keys()
+        self.claims = waiting  # what a claim went through is part of the snapshot
 
     @invariant()
     def state_agrees(self) -> None:
@@ -298,6 +312,13 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             assert self.now < start - POLICY.reservation_notice
         else:
             assert self.now + timedelta(seconds=runtime) <= start
+
+    def _was_told(self, rejected: Claim, reason: Reason) -> None:
+        """A claim that was let in once is rejected only after it was impossible for long enough."""
+        if rejected.admitted and reason.code is not ReasonCode.OVER_QUOTA:
+            assert rejected.impossible_since is not None
+            assert self.now >= rejected.impossible_since + POLICY.impossible_for
+            assert "impossible since" in reason.text
 
     def _make(
         self,

@@ -78,7 +78,7 @@ def test_a_request_that_cannot_be_judged_is_refused_alone(
     decide, is_served = Engine.turn, threading.Event()
 
     def poisoned(self: Engine, now: datetime) -> Decisions:
-        if any(claim.value == 13 for claim in self._new.values()):
+        if any(claim.value == 13 for claim in self._intake):
             raise OverflowError("poison")
         return decide(self, now)
 

@@ -202,7 +202,7 @@ def test_waiting_is_noted_for_claims_that_still_wait(
 ) -> None:
     waits, gone = (repository.submit(body(f"t{i}"), now=NOW, usable=()) for i in range(2))
     repository.cancel(gone, now=NOW)
-    note = {"code": "devices_leased", "text": "1 of 1 leased", "at": 1, "expected": NOW}
+    note = {"code": "devices_leased", "text": "1 of 1 leased", "at": 1, "expected": NOW, "since": None}
     turns.note_waiting([{"key": claim_id, **note} for claim_id in (waits, gone)])
     assert state_of(engine, waits) == ("pending", "devices_leased")
     assert state_of(engine, gone) == ("cancelled", "cancelled")
