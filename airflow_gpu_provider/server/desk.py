@@ -125,6 +125,9 @@ class Desk:
         try:
             postponed, answers, draft = self._draft(asked)
             if not draft.turn.is_empty():
+                draft.turn.holders = {
+                    each: self.board.by_lease[each].claim_id for each in draft.turn.leases()
+                }
                 self.store.write(term, draft.turn)
         except (Overtaken, IntegrityError) as error:
             self._keep(self._still_tried(asked, error))

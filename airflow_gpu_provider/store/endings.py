@@ -1,7 +1,7 @@
 """How claims and leases end in the tables: the lease, its devices and its claim together, once.
 
 Most endings of a turn are alike (released, done), so they take three statements together, however many they
-are. One that ended already stays as it is, so that endings can be repeated.
+are. A lease ends for the claim that it is thought to be of: it may have passed to the task's next try.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def end_lease(
     if row is None:
         return False
     ending = Ending(row.claim_id, reason, lease_id, outcome, tuple(failed_devices))
-    _end_leases(StepByStep(connection), [ending], now)
+    _end_leases(StepByStep(connection), [ending], now, LookupError(f"lease {lease_id} is not locked"))
     return True
 
 
 def close_claims(
     script: Script, claim_ids: Sequence[str], state: ClaimState, reason: str, now: datetime
 ) -> None:
-    """Show that claims are over."""
+    """Show that claims are over; one that was over already stays as it is."""
     script.run(_CLOSE, ids=claim_ids, to=state.value, now=now, why=reason)
 
 
-def end_all(script: Script, endings: Iterable[Ending], now: datetime) -> None:
-    """End leases and withdraw claims; one that ended already stays as it is."""
+def end_all(script: Script, endings: Iterable[Ending], now: datetime, otherwise: Exception) -> None:
+    """End leases and withdraw claims. Raise `otherwise` when a lease is not the claim's, or ended."""
 
     def manner(ending: Ending) -> tuple[str, bool, str, tuple[str, ...]]:
         return ending.reason, ending.lease_id is None, ending.outcome or "", ending.failed_devices
@@ -67,21 +67,25 @@ def end_all(script: Script, endings: Iterable[Ending], now: datetime) -> None:
         if is_claim:
             script.run(_WITHDRAW, ids=[each.claim_id for each in alike], now=now, why=reason)
         else:
-            _end_leases(script, alike, now)
+            _end_leases(script, alike, now, otherwise)
 
 
-def _end_leases(script: Script, alike: Sequence[Ending], now: datetime) -> None:
+def _end_leases(script: Script, alike: Sequence[Ending], now: datetime, otherwise: Exception) -> None:
     first, lease_ids = alike[0], [str(each.lease_id) for each in alike]
-    script.run(
+    claim_ids = [each.claim_id for each in alike]
+    script.require(
         _END,
+        len(alike),
+        otherwise,
         ids=lease_ids,
+        claims=claim_ids,
         now=now,
         why=first.reason,
         result=first.outcome,
         failed=list(first.failed_devices),
     )
     free_devices(script, lease_ids, now)
-    close_claims(script, [each.claim_id for each in alike], ClaimState.ENDED, first.reason, now)
+    close_claims(script, claim_ids, ClaimState.ENDED, first.reason, now)
 
 
 def free_devices(script: Script, lease_ids: Sequence[str], now: datetime) -> None:
@@ -91,7 +95,7 @@ def free_devices(script: Script, lease_ids: Sequence[str], now: datetime) -> Non
 
 _CLOSE = (
     update(claim)
-    .where(one_of(claim.c.id, "ids"))
+    .where(one_of(claim.c.id, "ids"), claim.c.ended_at.is_(None))
     .values(
         state=bindparam("to"),
         ended_at=bindparam("now"),
@@ -113,7 +117,7 @@ _WITHDRAW = (
 )
 _END = (
     update(lease)
-    .where(one_of(lease.c.id, "ids"), lease.c.ended_at.is_(None))
+    .where(one_of(lease.c.id, "ids"), one_of(lease.c.claim_id, "claims"), lease.c.ended_at.is_(None))
     .values(
         ended_at=bindparam("now"),
         end_reason=bindparam("why"),

@@ -147,8 +147,11 @@ class Repository:
     def cancel(self, claim_id: str, *, now: datetime, reason: str = "cancelled") -> bool:
         """Withdraw a pending claim, or end the lease of a granted one; return False when neither was left."""
         with self._writing() as connection:
+            # Locked, or another replica could pass it on before it ends here.
             held = connection.execute(
-                select(lease.c.id).where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
+                select(lease.c.id)
+                .where(lease.c.claim_id == claim_id, lease.c.ended_at.is_(None))
+                .with_for_update()
             ).scalar_one_or_none()
             note_event(connection, claim_id)
             if held is not None:
@@ -210,7 +213,8 @@ class Repository:
     def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
         """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
         with self._writing() as connection:
-            row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
+            of_id = select(lease).where(lease.c.id == lease_id).with_for_update()
+            row = connection.execute(of_id).one_or_none()
             if row is None or row.epoch != body.epoch:
                 raise LeaseLost(*why_lost(connection, lease_id, body.epoch))
             note_event(connection, row.claim_id)

@@ -6,16 +6,16 @@ goes on with the live lease of an earlier try when that is what it asks for and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, tuple_, update
+from sqlalchemy import Connection, bindparam, not_, select, tuple_, update
 
 from airflow_gpu_provider.store.changes import withdraw_offers
 from airflow_gpu_provider.store.endings import close_claims
-from airflow_gpu_provider.store.script import Script
+from airflow_gpu_provider.store.script import Script, one_of
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
@@ -42,10 +42,24 @@ def may_pass_on(
 
 def pass_on(script: Script, passed: PassedOn, now: datetime, otherwise: Exception) -> None:
     """Give a lease to the later try; raise `otherwise` when it is not live any more."""
-    values = {"key": passed.lease_id, "to": passed.new_claim_id, "number": passed.epoch}
+    values = {
+        "key": passed.lease_id,
+        "of": passed.old_claim_id,
+        "to": passed.new_claim_id,
+        "number": passed.epoch,
+    }
     script.require(_PASS_ON, 1, otherwise, **values)
     withdraw_offers(script, [passed.lease_id])
     close_claims(script, [passed.old_claim_id], ClaimState.ENDED, "superseded", now)
+
+
+def hold_still(script: Script, holders: Mapping[str, str], otherwise: Exception) -> None:
+    """Raise `otherwise` when one of these leases (lease, claim) passed to a later try.
+
+    It goes behind what changes them: their rows are locked then, and stay as this finds them.
+    """
+    if holders:
+        script.require(_PASSED, 0, otherwise, ids=list(holders), claims=list(holders.values()))
 
 
 def failed_devices(
@@ -79,8 +93,9 @@ def failed_devices(
     return failed
 
 
+_PASSED = select(lease.c.id).where(one_of(lease.c.id, "ids"), not_(one_of(lease.c.claim_id, "claims")))
 _PASS_ON = (
     update(lease)
-    .where(lease.c.id == bindparam("key"), lease.c.ended_at.is_(None))
+    .where(lease.c.id == bindparam("key"), lease.c.claim_id == bindparam("of"), lease.c.ended_at.is_(None))
     .values(claim_id=bindparam("to"), epoch=bindparam("number"), collected_at=None)
 )

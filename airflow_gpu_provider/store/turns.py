@@ -24,7 +24,7 @@ from airflow_gpu_provider.store.history import FinishedRun, add_runs
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
 from airflow_gpu_provider.store.script import Script, Scripts, one_of
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
-from airflow_gpu_provider.store.tries import PassedOn, Task, failed_devices, pass_on
+from airflow_gpu_provider.store.tries import PassedOn, Task, failed_devices, hold_still, pass_on
 from airflow_gpu_provider.wire import ClaimState, RequestBody
 
 
@@ -60,6 +60,12 @@ class Turn:
     renewed: dict[str, datetime] = field(default_factory=dict)
     collected: dict[str, datetime] = field(default_factory=dict)  #: lease, new end of its TTL
     changes: Changes = field(default_factory=Changes)
+    holders: dict[str, str] = field(default_factory=dict)  #: lease, claim that is thought to hold it
+
+    def leases(self) -> list[str]:
+        """Return the leases that are changed for who holds them."""
+        expired = [str(each.lease_id) for each in self.expired]
+        return [*expired, *self.renewed, *self.collected, *self.changes.leases(), *self.changes.withdrawn]
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
@@ -102,7 +108,8 @@ class TurnStore:
                     script.run(_FORGET, ids=turn.forgotten)
                 _add_claims(script, turn)
                 _pass_on(script, turn)
-                end_all(script, turn.endings, turn.now)
+                gone = Overtaken("another replica ended a lease, or passed it on, before it was to end")
+                end_all(script, turn.endings, turn.now, gone)
                 add_runs(script, turn.runs, Overtaken("another replica kept what a run told"))
                 _expire(script, turn)
                 ended = Overtaken("a lease was ended by another replica before it was changed")
@@ -110,6 +117,7 @@ class TurnStore:
                 _reject(script, turn)
                 _grant(script, turn)
                 _extend(script, turn)
+                hold_still(script, turn.holders, Overtaken("another replica passed a lease on"))
         except StaleTerm:
             with self._engine.connect() as connection:
                 fence(connection, term)  # it says who leads

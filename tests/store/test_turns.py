@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
 
+from airflow_gpu_provider.store.changes import Changes, NewShape
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.repository import Repository
@@ -141,17 +142,47 @@ def test_endings_of_different_manner_share_a_turn(
     }
 
 
-def test_an_ending_may_be_repeated(
+def test_a_lease_that_another_replica_ended_does_not_end_again(
     engine: Engine, turns: TurnStore, term: Term, repository: Repository, grant: Give
 ) -> None:
     claim_id = repository.submit(body(), now=NOW, usable=())
     grant(claim_id, "GPU-a")
-    ending = Ending(claim_id, "released", lease_id_of(claim_id), "done")
-    turns.write(term, Turn(NOW, endings=[ending]))
+    repository.cancel(claim_id, now=NOW, reason="revoked")
     other = repository.submit(body("other"), now=NOW, usable=())
     grant(other, "GPU-a")
-    turns.write(term, Turn(NOW, endings=[ending]))
+    with pytest.raises(Overtaken, match="ended a lease"):
+        turns.write(term, Turn(NOW, endings=[Ending(claim_id, "released", lease_id_of(claim_id), "done")]))
     assert repository.counts() == (0, 1, 1), "the device is the other's by now"
+    assert state_of(engine, claim_id) == ("ended", "revoked")
+
+
+@pytest.mark.parametrize("kind", ["ending", "expiry", "renewal", "collection", "resize", "passing on"])
+def test_what_was_meant_for_a_try_does_not_reach_the_next_one(
+    turns: TurnStore, term: Term, repository: Repository, grant: Give, kind: str
+) -> None:
+    first = repository.submit(body(), now=NOW, usable=())
+    grant(first, "GPU-a")
+    lease_id = lease_id_of(first)
+    second = repository.submit(body(try_number=2), now=NOW, usable=["GPU-a"])
+    later, shape = NOW + timedelta(seconds=300), NewShape(lease_id, {}, 0.25)
+    turn = {
+        "ending": Turn(NOW, endings=[Ending(first, "released", lease_id)]),
+        "expiry": Turn(later, expired=[Ending(first, "expired", lease_id)]),
+        "renewal": Turn(NOW, renewed={lease_id: later}),
+        "collection": Turn(NOW, collected={lease_id: later}),
+        "resize": Turn(NOW, changes=Changes(shapes=[shape])),
+        "passing on": Turn(
+            NOW,
+            claims=[{**row("c3", "train", "granted"), "try_number": 3}],
+            passed_on=[PassedOn(lease_id, first, "c3", 2)],
+        ),
+    }[kind]
+    turn.holders = dict.fromkeys(turn.leases(), first)
+    before = repository.live_leases()
+    with pytest.raises(Overtaken):
+        turns.write(term, turn)
+    ((held, holder),) = repository.live_leases()
+    assert (holder.id, holder.state, tuple(held.row)) == (second, "granted", tuple(before[0][0].row))
 
 
 def test_renewals_and_collections_are_written(
