@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -40,17 +39,16 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 _ERRORS = {kind.__name__: kind for kind in (NotResized, LeaseLost, InvalidRequest)}
 
-_PATIENCE_S = 10.0  # longer than a take-over, shorter than a client waits for an answer
+PATIENCE_S = 10.0  # longer than a take-over, shorter than a client waits for an answer
 _LOOK_S = 0.05
 
 
 class Asks:
     """The questions of this replica's callers, and those that it answers while it leads."""
 
-    def __init__(self, engine: Engine, desk: Desk, clock: Callable[[], datetime]) -> None:
+    def __init__(self, engine: Engine, desk: Desk) -> None:
         self._store = AskStore(engine)
         self._desk = desk
-        self._clock = clock
         self._being_served: set[int] = set()
 
     # -- the replica that was asked
@@ -58,7 +56,7 @@ class Asks:
         """Let the leader serve a request; return the claim whose lease it changed."""
         kind = type(request).__name__
         body = _KINDS[kind].dump_python(request, mode="json")
-        put = partial(self._store.put, request.lease_id, request.epoch, kind, body, self._clock())
+        put = partial(self._store.put, request.lease_id, request.epoch, kind, body)
         question = await run_in_threadpool(put)
         try:
             return await self._answer_to(question)
@@ -66,7 +64,7 @@ class Asks:
             await run_in_threadpool(self._store.take_back, question.id)
 
     async def _answer_to(self, question: Question) -> str:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
             answer = await run_in_threadpool(self._store.look, question.id)
@@ -76,23 +74,24 @@ class Asks:
                 return question.claim_id
             raise _ERRORS.get(answer["error"], BrokerUnavailable)(answer["message"], reason=answer["reason"])
         raise BrokerUnavailable(
-            f"No replica that leads answered within {_PATIENCE_S:g} s. The lease may have changed: ask "
+            f"No replica that leads answered within {PATIENCE_S:g} s. The lease may have changed: ask "
             "again, which is harmless."
         )
 
     # -- the leader's thread
     def serve(self, claim_ids: Sequence[str] | None = None) -> None:
         """Put the open questions (about these claims) on the desk."""
-        since = self._clock() - timedelta(seconds=_PATIENCE_S)
-        for question in self._store.unanswered(since, claim_ids):
+        for question in self._store.unanswered(PATIENCE_S, claim_ids):
             if question.id not in self._being_served:
                 self._being_served.add(question.id)
                 request: Change = _KINDS[question.kind].validate_python(question.body)
-                self._desk.ask(request).add_done_callback(partial(self._answer, question.id))
+                is_wanted = partial(self._store.is_open, question.id, PATIENCE_S)
+                served = self._desk.ask(request, is_wanted=is_wanted)
+                served.add_done_callback(partial(self._answer, question.id))
 
     def clean_up(self) -> None:
         """Forget what replicas that died did not take back."""
-        self._store.forget_before(self._clock() - timedelta(seconds=2 * _PATIENCE_S))
+        self._store.forget_older(2 * PATIENCE_S)
 
     def _answer(self, number: int, served: Future[Entry]) -> None:
         self._being_served.discard(number)

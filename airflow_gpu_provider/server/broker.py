@@ -102,7 +102,7 @@ class Broker:
             decided=self.watches.ring,
             device_of=self.mirror.device,
         )
-        self.asks = Asks(self.engine, self.desk, clock)
+        self.asks = Asks(self.engine, self.desk)
         self.leader = Leader(
             settings=settings,
             leadership=self.leadership,

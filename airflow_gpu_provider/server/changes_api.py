@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.resizes import MoveBody, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.server import views
+from airflow_gpu_provider.server.asks import PATIENCE_S
 from airflow_gpu_provider.server.auth import Role, check_lease_secret
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
@@ -55,7 +57,7 @@ async def answer_change(broker: Broker, request: Change, secret: str) -> ResizeA
 async def _ask_leader(broker: Broker, request: Change) -> Entry:
     """Serve a request at this replica's desk, or let the replica that leads do it."""
     try:
-        return await asyncio.wrap_future(broker.desk.ask(request))
+        return await asyncio.wrap_future(broker.desk.ask(request, until=time.monotonic() + PATIENCE_S))
     except NotLeading:
         claim_id = await broker.asks.ask(request)
     # The lease may be on a node so new that this replica has not heard of it.

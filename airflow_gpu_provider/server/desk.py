@@ -9,6 +9,7 @@ keys make harmless. Used by the leader's thread only, but for `ask`.
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections import deque
@@ -68,10 +69,12 @@ class Desk:
         self._alone = 0  #: so many of the next turns take one request each
 
     # -- any thread
-    def ask(self, request: Request) -> Future[Entry]:
+    def ask(
+        self, request: Request, *, until: float = math.inf, is_wanted: Callable[[], bool] | None = None
+    ) -> Future[Entry]:
         """Queue a request for the next turn. The future raises NotLeading when there will be none."""
         answer: Future[Entry] = Future()
-        self.put(Asked(request, answer))
+        self.put(Asked(request, answer, until=until, is_wanted=is_wanted))
         return answer
 
     def put(self, asked: Asked) -> None:
@@ -177,6 +180,7 @@ class Desk:
                 if isinstance(each.request, Change) is not is_behind:
                     continue
                 try:
+                    each.check_wanted()
                     entry = apply(each.request, self, draft)
                 except Exception as error:
                     each.answer.set_exception(error)  # refused: the request is wrong, the turn is not

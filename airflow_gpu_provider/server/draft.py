@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,12 +28,19 @@ class Asked:
     request: Request
     answer: Future[Entry] | Expected
     attempts: int = 0
+    until: float = math.inf  #: time.monotonic() after which who asked has gone on
+    is_wanted: Callable[[], bool] | None = None  #: what another replica asked may be taken back
 
     def begin(self) -> bool:
         """Return whether someone still waits for the answer; from now on it cannot be called off."""
         if self.answer.done():
             return False
         return self.answer.running() or self.answer.set_running_or_notify_cancel()
+
+    def check_wanted(self) -> None:
+        """Raise BrokerUnavailable when who asked has gone on: nothing may change behind its back."""
+        if time.monotonic() >= self.until or (self.is_wanted is not None and not self.is_wanted()):
+            raise BrokerUnavailable("This was asked too long ago to be done now; ask again.")
 
 
 @dataclass(slots=True)

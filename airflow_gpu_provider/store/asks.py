@@ -2,23 +2,28 @@
 
 The replica that was asked writes the question with an event, the leader serves it like its own callers' and
 writes the answer. Who asked takes the question back when the time is over: it is never served later, when
-its caller has gone on. The next step is `server.asks`.
+its caller has gone on. How old a question is goes by the database's clock, since the replicas' own may
+differ. The next step is `server.asks`.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine, delete, insert, select, update
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.leadership import database_now
 from airflow_gpu_provider.store.repository import why_lost
 from airflow_gpu_provider.store.tables import ask, lease
 from airflow_gpu_provider.store.turns import note_event
+
+_NUMBERS = 2**31 - 1  # as many as the column takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +42,36 @@ class AskStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def put(self, lease_id: str, epoch: int, kind: str, body: dict[str, Any], now: datetime) -> Question:
+    def put(self, lease_id: str, epoch: int, kind: str, body: dict[str, Any]) -> Question:
         """Write a question about a live lease; raise LeaseLost when it is not in this epoch any more."""
         with self._writing() as connection:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
             if row is None or row.epoch != epoch or row.ended_at is not None:
                 raise LeaseLost(*why_lost(connection, lease_id, epoch))
-            values = {"claim_id": row.claim_id, "kind": kind, "body": body, "asked_at": now}
-            number = connection.execute(insert(ask).values(values).returning(ask.c.id)).scalar_one()
+            # By chance: SQLite gives the number of a question that was taken back to the next one, and the
+            # leader may be about to answer the first.
+            number = 1 + secrets.randbelow(_NUMBERS)
+            values = {"claim_id": row.claim_id, "kind": kind, "body": body}
+            connection.execute(insert(ask).values(id=number, asked_at=database_now(connection), **values))
             note_event(connection, row.claim_id)
-            return Question(int(number), row.claim_id, kind, body)
+            return Question(number, row.claim_id, kind, body)
 
-    def unanswered(self, since: datetime, claim_ids: Sequence[str] | None = None) -> list[Question]:
-        """Return the questions (about these claims), oldest first."""
-        statement = select(ask).where(ask.c.answer.is_(None), ask.c.asked_at >= since).order_by(ask.c.id)
+    def unanswered(self, within_s: float, claim_ids: Sequence[str] | None = None) -> list[Question]:
+        """Return the questions of the last seconds (about these claims), oldest first."""
+        statement = select(ask).where(ask.c.answer.is_(None)).order_by(ask.c.asked_at, ask.c.id)
         if claim_ids is not None:
             statement = statement.where(ask.c.claim_id.in_(claim_ids))
         with self._engine.connect() as connection:
-            rows = connection.execute(statement).all()
+            since = database_now(connection) - timedelta(seconds=within_s)
+            rows = connection.execute(statement.where(ask.c.asked_at >= since)).all()
         return [Question(row.id, row.claim_id, row.kind, row.body) for row in rows]
+
+    def is_open(self, number: int, within_s: float) -> bool:
+        """Return whether who asked this, some seconds ago at most, still waits for the answer."""
+        with self._engine.connect() as connection:
+            since = database_now(connection) - timedelta(seconds=within_s)
+            of_id = select(ask.c.id).where(ask.c.id == number, ask.c.asked_at >= since)
+            return connection.scalar(of_id) is not None
 
     def answer(self, number: int, answer: dict[str, Any]) -> None:
         """Write an answer; nobody hears it when the question was taken back."""
@@ -73,9 +89,10 @@ class AskStore:
         with self._writing() as connection:
             connection.execute(delete(ask).where(ask.c.id == number))
 
-    def forget_before(self, moment: datetime) -> None:
+    def forget_older(self, than_s: float) -> None:
         """Forget what replicas that died did not take back."""
         with self._writing() as connection:
+            moment = database_now(connection) - timedelta(seconds=than_s)
             connection.execute(delete(ask).where(ask.c.asked_at < moment))
 
     def _writing(self) -> Any:

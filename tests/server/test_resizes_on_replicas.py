@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from .test_replicas import Replicas, release, replicas, until, until_granted
 __all__ = ["replicas"]
 
 LARGE = 81_920
-NEVER = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
 def change(broker: Broker, request: Change) -> ResizeAnswer:
@@ -104,7 +102,7 @@ def test_a_replica_that_does_not_lead_lets_the_leader_change_the_lease(replicas:
     assert len(wider.lease.devices) == 2
     back = change(follower, Resize(lease_id, 1, Wish(gpus=1, leave=(wider.lease.devices[0].id,))))  # type: ignore[arg-type]
     assert back.lease.devices == wider.lease.devices[1:]
-    assert AskStore(follower.engine).unanswered(NEVER) == []
+    assert AskStore(follower.engine).unanswered(3600) == []
 
 
 def test_what_the_leader_refuses_is_refused_by_every_replica(replicas: Replicas) -> None:
@@ -135,11 +133,11 @@ def test_a_question_that_nobody_answers_is_taken_back(
 ) -> None:
     leader, follower = replicas
     entry = until_granted(leader, ask(leader, "one"))
-    monkeypatch.setattr(asks, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(asks, "PATIENCE_S", 0.5)
     leader.leader._asks.serve = lambda claim_ids=None: None  # type: ignore[method-assign]  # it hangs
     with pytest.raises(BrokerUnavailable, match="ask again, which is harmless"):
         change(follower, Resize(entry.held.lease_id, 1, Wish(gpus=2)))
-    assert AskStore(follower.engine).unanswered(NEVER) == []
+    assert AskStore(follower.engine).unanswered(3600) == []
 
 
 def test_a_lease_that_a_follower_released_while_it_was_to_grow_stays_ended(replicas: Replicas) -> None:
