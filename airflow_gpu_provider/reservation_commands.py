@@ -20,14 +20,7 @@ from airflow_gpu_provider.wishes import ReservationBody, UnreserveBody
 @command
 def reserve(args: argparse.Namespace) -> None:
     """Reserve devices ahead."""
-    if bool(args.device) == (args.number is not None):
-        raise InvalidRequest(
-            "A reservation names devices (--device UUID ...) or gives a number of them (--number N, of one "
-            "--model or of any): write one of the two.",
-            reason="invalid_reservation",
-        )
-    if args.team is None and args.dag_id is None:
-        raise InvalidRequest("Say whom it is for: --team, --dag-id or both.", reason="invalid_reservation")
+    _check(args)
     body = ReservationBody(
         starts_at=parse_moment(args.start, datetime.now().astimezone()),
         for_s=parse_seconds(args.length),
@@ -46,6 +39,28 @@ def reserve(args: argparse.Namespace) -> None:
     print(f"Kept now: {', '.join(row.kept) or 'none yet'}.")
     if row.overstays:
         print(f"Others still hold some of them: {', '.join(row.overstays)}.")
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what the broker would, in the words of the command line."""
+    if bool(args.device) == (args.number is not None):
+        raise InvalidRequest(
+            "A reservation names devices (--device UUID ...) or gives a number of them (--number N, of one "
+            "--model or of any): write one of the two.",
+            reason="invalid_reservation",
+        )
+    if args.team is None and args.dag_id is None:
+        raise InvalidRequest("Say whom it is for: --team, --dag-id or both.", reason="invalid_reservation")
+    for option, text in (("--team", args.team), ("--dag-id", args.dag_id), ("--model", args.model)):
+        if text is not None and not text.strip():
+            raise InvalidRequest(
+                f"{option} is empty: write a name or leave it out.", reason="invalid_reservation"
+            )
+    if args.device and args.model is not None:
+        raise InvalidRequest(
+            "--device names the devices, so there is no --model to choose: leave it out, or give --number.",
+            reason="invalid_reservation",
+        )
 
 
 @command
@@ -71,18 +86,32 @@ def parse_moment(text: str, now: datetime) -> datetime:
     text = text.strip()
     if text == "now":
         return now
-    if match := re.fullmatch(r"in\s+(\S+)", text):
-        return now + timedelta(seconds=parse_seconds(match[1]))
+    match = re.fullmatch(r"in\s+(\S+)", text)
     try:
-        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+        if match:
+            return now + timedelta(seconds=parse_seconds(match[1]))
+        moment = _parsed(text, now)
+        # astimezone, not the offset of now: the clock may be put forward until then
+        return moment if moment.tzinfo is not None else moment.astimezone()
+    except InvalidRequest:  # a ValueError that has said what is wrong
+        raise
+    except (OverflowError, ValueError):
+        raise _no_moment(f"{text!r} is further away than calendars go", now) from None
+
+
+def _parsed(text: str, now: datetime) -> datetime:
+    try:
+        return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
     except ValueError:
-        raise InvalidRequest(
-            f"{text!r} is no time; write e.g. 'in 2h', 2026-03-01T14:00+01:00, or 2026-03-01T14:00 by the "
-            f"clock of this machine (now {now:%Y-%m-%dT%H:%M%z}).",
-            reason="invalid_time",
-        ) from None
-    # astimezone, not the offset of now: the clock may be put forward until then
-    return moment if moment.tzinfo is not None else moment.astimezone()
+        raise _no_moment(f"{text!r} is no time", now) from None
+
+
+def _no_moment(problem: str, now: datetime) -> InvalidRequest:
+    return InvalidRequest(
+        f"{problem}; write e.g. 'in 2h', 2026-03-01T14:00+01:00, or 2026-03-01T14:00 by the clock of this "
+        f"machine (now {now:%Y-%m-%dT%H:%M%z}).",
+        reason="invalid_time",
+    )
 
 
 def local(moment: datetime) -> str:

@@ -64,6 +64,14 @@ class Reservation:
             )
         if self.team is None and self.dag_id is None:
             raise InvalidRequest(f"reservation {self.id} is for nobody: give a team or a DAG")
+        for name, text in (("team", self.team), ("dag_id", self.dag_id), ("model", self.model)):
+            if text is not None and not text.strip():
+                raise InvalidRequest(f"reservation {self.id} has an empty {name}: give a name, or none")
+        if self.devices and self.model is not None:
+            raise InvalidRequest(
+                f"reservation {self.id} names devices and model={self.model}: leave the model out, it goes "
+                "with a number"
+            )
 
     @property
     def owner(self) -> str:

@@ -88,7 +88,12 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of seconds; from 0.05 to 60 are possible"
+        ) from None
     if not 0.05 <= value <= 60:
         raise argparse.ArgumentTypeError(f"{text} s; from 0.05 to 60 are possible")
     return value
@@ -153,9 +158,13 @@ def _flavors(file: Path | None) -> Mapping[str, Flavor]:
     if file is None:
         return parse_flavors(os.environ.get("AIRFLOW__GPU__FLAVORS", ""))
     try:
-        return parse_flavors(file.read_text())
+        return parse_flavors(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidRequest(f"--flavors {file} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"--flavors {file} is no UTF-8 text (byte {error.start + 1}): save it as JSON in UTF-8."
+        ) from error
 
 
 class _Reporter:

@@ -187,6 +187,10 @@ def test_a_lease_that_broke_its_promise_is_not_counted_on() -> None:
         ({}, "name devices, or give a number"),
         ({"devices": "n0/0", "number": 1}, "not both"),
         ({"number": 1, "team": None}, "is for nobody"),
+        ({"number": 1, "team": ""}, "empty team: give a name"),
+        ({"number": 1, "dag_id": " "}, "empty dag_id: give a name"),
+        ({"number": 1, "model": ""}, "empty model: give a name"),
+        ({"devices": "n0/0", "model": "A100"}, "names devices and model=A100: leave the model out"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_write(wrong: dict[str, Any], says: str) -> None:

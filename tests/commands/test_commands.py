@@ -104,6 +104,16 @@ def test_a_person_reserves_and_takes_it_back(
         ("--team t --device GPU-1 --number 1 --from now --for 8h", "write one of the two"),
         ("--number 1 --from now --for 8h", "whom it is for"),
         ("--team t --number 1 --from tomorrow --for 8h", "'tomorrow' is no time; write e.g. 'in 2h'"),
+        (
+            "--team t --number 1 --from 0001-01-01T00:00 --for 8h",
+            "in the year 1|further away",
+        ),
+        ("--team t --number 1 --from 0001-01-01T00:00+05:00 --for 8h", "in the year 1"),
+        ("--team t --number 1 --from 9999-12-31T23:59 --for 8h", "in the year 9999"),
+        ("--team= --number 1 --from now --for 8h", "--team is empty: write a name or leave it out"),
+        ("--team t --dag-id= --number 1 --from now --for 8h", "--dag-id is empty"),
+        ("--team t --number 1 --model= --from now --for 8h", "--model is empty"),
+        ("--team t --device GPU-1 --model A100 --from now --for 8h", "leave it out, or give --number"),
         ("--team t --number 9 --from now --for 8h", "asked 9 x GPU; the fleet has 2"),
         ("--team t --number -1 --from now --for 8h", "number: Input should be greater than"),
     ],
@@ -114,6 +124,12 @@ def test_a_wrong_reservation_ends_with_a_sentence(
     monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET", SECRET)
     with pytest.raises(SystemExit, match=says):
         airflow("gpu", "reserve", *words.split())
+
+
+@pytest.mark.parametrize("text", ["in 99999999999d", f"in {'9' * 400}d", "in 2000000d"])
+def test_a_time_beyond_the_calendar_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is further away than calendars go; write e"):
+        parse_moment(text, datetime(9000, 3, 1, 12, tzinfo=timezone.utc))
 
 
 def test_a_time_is_read_with_its_zone_or_by_the_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,17 @@ def test_models_that_are_not_built_in_can_be_simulated(
     assert run_once(*options, capsys=capsys)[0] == 0
     missing = run_once(*options, "--flavors", str(tmp_path / "none"), capsys=capsys)
     assert missing[0] == 2 and "cannot be read: No such file" in missing[2]
+    (tmp_path / "flavors.json").write_bytes(own.encode("utf-16"))
+    utf16 = run_once(*options, "--flavors", str(tmp_path / "flavors.json"), capsys=capsys)
+    assert utf16[0] == 2 and "is no UTF-8 text (byte 1): save it as JSON in UTF-8" in utf16[2]
+
+
+def test_an_interval_that_is_no_number_is_refused_with_what_is_possible(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        agent_cli.main(["--interval", "abc"])
+    assert "'abc' is no number of seconds; from 0.05 to 60 are possible" in capsys.readouterr().err
 
 
 def test_auto_falls_back_to_two_announced_nodes(

@@ -9,9 +9,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import httpx
+import pytest
+from pydantic import ValidationError
 
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.wire import wrong_fields
 from airflow_gpu_provider.wishes import ReservationBody
 
 from .conftest import ask, look, report, until_leading
@@ -175,3 +178,19 @@ def test_a_device_that_fails_is_replaced_in_what_is_kept(broker: Broker, client:
     while admin.get("/v1/reservations").json()[0]["kept"] != ["GPU-n1-1"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"team": "", "number": 1}, "team: Value error, is empty: write a name or leave it out"),
+        ({"dag_id": " ", "number": 1}, "dag_id: Value error, is empty"),
+        ({"model": "", "number": 1}, "model: Value error, is empty"),
+        ({"model": "A100", "devices": ["GPU-n1-0"]}, "leave the model out, it goes with a number"),
+        ({"starts_at": "0001-01-01T00:00:00+02:00", "number": 1}, "in the year 1: give a start from now"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_write(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ReservationBody.model_validate({"starts_at": in_s(0), "for_s": 60.0, "team": "vision", **wrong})
+    assert says in wrong_fields(refused.value)
