@@ -117,10 +117,13 @@ def admin_hook(args: argparse.Namespace) -> GpuBrokerHook:
 def simulate(args: argparse.Namespace) -> None:
     """Print what would become of tasks."""
     from airflow_gpu_provider import scenes, what_if
+    from airflow_gpu_provider.simulation.policies import Rules
 
     what_if.check_plot(args.plot)
     runtime_s = parse_seconds(args.runtime)
-    flavors = extended(Settings.load().own_flavors())
+    settings = Settings.load()
+    flavors = extended(settings.own_flavors())
+    rules = Rules(settings.cycle_policy(), settings.team_quotas())
     scene = scenes.scene(
         GpuBrokerHook(args.conn_id),
         trace=args.trace,
@@ -131,7 +134,9 @@ def simulate(args: argparse.Namespace) -> None:
     if scene.assumed:
         note = f"{scene.assumed} tasks promise no max_runtime: taken to run {args.runtime} (--runtime)."
         print(note, file=sys.stderr)
-    found = what_if.compare(scene, args.policies, add=args.add, dag_id=args.dag_id, flavors=flavors)
+    found = what_if.compare(
+        scene, args.policies, add=args.add, dag_id=args.dag_id, flavors=flavors, rules=rules
+    )
     is_for_people = args.output in ("table", "plain")
     print_rows(args, what_if.rows_for_people(found) if is_for_people else what_if.rows_for_programs(found))
     what_if.save_plot(args.plot, found)

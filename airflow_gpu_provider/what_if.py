@@ -10,7 +10,7 @@ from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.scenes import Scene, enlarged
 from airflow_gpu_provider.simulation import plot
-from airflow_gpu_provider.simulation.policies import Ours, chosen
+from airflow_gpu_provider.simulation.policies import Ours, Rules, chosen
 from airflow_gpu_provider.simulation.report import Report, report
 from airflow_gpu_provider.simulation.simulator import Run, simulate
 
@@ -39,11 +39,12 @@ def compare(
     add: str | None = None,
     dag_id: str | None = None,
     flavors: Mapping[str, Flavor] = FLAVORS,
+    rules: Rules | None = None,
 ) -> tuple[Comparison, ...]:
     """Return the figures of each policy on the fleet, and on the fleet with what is added.
 
     ``policies`` are names such as "ours,fifo". With ``dag_id`` the figures are of the tasks of one DAG; all
-    others run as well.
+    others run as well. ``rules`` are those of the installation.
     """
     names = chosen(policies)
     every = [*what.tasks, *(each.task for each in what.running)]
@@ -64,7 +65,7 @@ def compare(
     found = []
     for policy in names:
         for name, fleet in fleets.items():
-            scheduler = policy.make(fleet, what.tasks)
+            scheduler = policy.make(fleet, what.tasks, rules or Rules())
             if isinstance(scheduler, Ours):
                 scheduler.reserve(what.reservations)
             run = simulate(fleet, what.tasks, scheduler, what.running, what.wakes_s())

@@ -8,10 +8,10 @@ with shares of devices: a share gets a whole device, as a pool's slot does. The 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.layout import Kind
@@ -26,6 +26,7 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Placement,
 )
+from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.reservation import Kept
 from airflow_gpu_provider.broker.throughput import Throughput, ThroughputTable
 from airflow_gpu_provider.exceptions import InvalidRequest
@@ -38,11 +39,24 @@ _LEARNS_AFTER = 25
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an installation set: how claims are ranked, and what teams own."""
+
+    policy: CyclePolicy = field(default_factory=CyclePolicy)
+    quotas: Quotas = NO_QUOTAS
+
+
+_DEFAULT = Rules()
+
+
 class Ours:
     """The broker's engine, told and asked as the server's leader does."""
 
-    def __init__(self, fleet: Fleet, policy: CyclePolicy | None = None) -> None:
-        self.engine = Engine(policy or CyclePolicy(), fleet)
+    def __init__(
+        self, fleet: Fleet, policy: CyclePolicy | None = None, *, quotas: Quotas = NO_QUOTAS
+    ) -> None:
+        self.engine = Engine(policy or CyclePolicy(), fleet, quotas=quotas)
         self._claims: dict[ClaimId, Claim] = {}
 
     def hold(self, claim: Claim, devices: tuple[DeviceId, ...], started: datetime) -> None:
@@ -89,9 +103,14 @@ class OursLearning(Ours):
     """
 
     def __init__(
-        self, fleet: Fleet, policy: CyclePolicy | None = None, known: Iterable[Throughput] = ()
+        self,
+        fleet: Fleet,
+        policy: CyclePolicy | None = None,
+        known: Iterable[Throughput] = (),
+        *,
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
-        super().__init__(fleet, policy)
+        super().__init__(fleet, policy, quotas=quotas)
         self._table = ThroughputTable(known)
         self._unread = 0
         self._classes: dict[ClaimId, str] = {}
@@ -123,7 +142,7 @@ def _lease(claim: Claim, devices: tuple[DeviceId, ...], now: datetime, shares: t
     return Lease(LeaseId(claim.id), claim.id, devices, claim.request, now, _NEVER, shares, claim)
 
 
-def fifo(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
+def fifo(fleet: Fleet, tasks: Sequence[Task], _rules: Rules = _DEFAULT) -> Scheduler:
     """Return one queue for the whole fleet, strictly by arrival: nobody passes a task that does not fit.
 
     A task gets the suitable kind of which most is free.
@@ -131,12 +150,12 @@ def fifo(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
     return Baseline(fleet, rank=by_arrival, prefer=_most_free, is_passable=False)
 
 
-def tflops_only(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
+def tflops_only(fleet: Fleet, tasks: Sequence[Task], _rules: Rules = _DEFAULT) -> Scheduler:
     """Return one queue by value and arrival, in which all that fits starts, on the fastest by TFLOPS."""
     return Baseline(fleet, rank=by_value, prefer=_fastest, is_passable=True)
 
 
-def pools(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
+def pools(fleet: Fleet, tasks: Sequence[Task], _rules: Rules = _DEFAULT) -> Scheduler:
     """Return a pool of slots for each model, as Airflow's: by value and arrival, all that fits starts.
 
     Each kind of task of each DAG is bound to one pool beforehand, so that the pools get equal work: whoever
@@ -185,14 +204,18 @@ def _fastest(_claim: Claim, kinds: Sequence[Kind], _free: Mapping[Kind, int]) ->
     return sorted(kinds, key=lambda kind: (-kind.tflops, kind))
 
 
-def ours(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
-    """Return the broker's core, with the default policy."""
-    return Ours(fleet)
+def ours(fleet: Fleet, tasks: Sequence[Task], rules: Rules = _DEFAULT) -> Scheduler:
+    """Return the broker's core, as it is set."""
+    return Ours(fleet, rules.policy, quotas=rules.quotas)
 
 
-def measured(fleet: Fleet, tasks: Sequence[Task]) -> Scheduler:
+def measured(fleet: Fleet, tasks: Sequence[Task], rules: Rules = _DEFAULT) -> Scheduler:
     """Return the broker's core, which begins without knowledge and learns as tasks finish."""
-    return OursLearning(fleet)
+    return OursLearning(fleet, rules.policy, quotas=rules.quotas)
+
+
+class _Make(Protocol):
+    def __call__(self, fleet: Fleet, tasks: Sequence[Task], rules: Rules = ..., /) -> Scheduler: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +224,7 @@ class Policy:
 
     name: str
     about: str
-    make: Callable[[Fleet, Sequence[Task]], Scheduler]
+    make: _Make  #: only the broker knows ``rules``
 
 
 POLICIES: Mapping[str, Policy] = {

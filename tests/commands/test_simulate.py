@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import scenes, what_if
+from airflow_gpu_provider.broker.engine import Engine
+from airflow_gpu_provider.broker.model import CyclePolicy
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.rows import LeaseRow
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.simulation import policies
 from airflow_gpu_provider.wire import RequestBody, TaskKey
 from airflow_gpu_provider.wishes import ReservationBody
 from tests.commands.test_commands import airflow, rows
@@ -71,6 +74,29 @@ def test_what_is_reserved_is_respected(broker: Broker, capsys: pytest.CaptureFix
     (row,) = simulated(capsys)
     # The owner's runs now; the other one would not end in time.
     assert float(row["makespan_s"]) == pytest.approx(2400 + 1200, abs=30)
+
+
+def test_quotas_and_rules_of_the_configuration_are_those_of_the_simulated_broker(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "arrives_s,runtime_s,team,value\n0,100,text,1\n0,100,text,1\n0,100,text,0\n10,50,text,1\n"
+    )
+    options = ("--trace", str(path), "--fleet", "4xA100")
+    assert [row["makespan_s"] for row in simulated(capsys, *options)] == ["100.0"]
+    monkeypatch.setenv("AIRFLOW__GPU__QUOTAS", '{"text": {"limit": 2}}')
+    assert [row["makespan_s"] for row in simulated(capsys, *options)] == ["200.0"]
+    asked: list[CyclePolicy] = []
+
+    def noted(policy: CyclePolicy, *args: Any, **more: Any) -> Engine:
+        asked.append(policy)
+        return Engine(policy, *args, **more)
+
+    monkeypatch.setattr(policies, "Engine", noted)
+    monkeypatch.setenv("AIRFLOW__GPU__AGEING_PER_MIN", "7")
+    simulated(capsys, *options, "--policies", "ours,measured")
+    assert [policy.ageing_per_min for policy in asked] == [7, 7]
 
 
 def test_models_of_the_configuration_can_be_simulated(
