@@ -33,7 +33,7 @@ from sqlalchemy import (
     literal_column,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import UpdateBase
@@ -173,11 +173,13 @@ class OneTrip:
         self._cursor.close()
         try:
             self._connection.exec_driver_sql(text, execution_options={"no_parameters": True})
-        except DataError as error:
-            failed = _FAILED.search(str(error.orig))
-            if failed is None:
-                raise
-            raise self._otherwise[int(failed[1])] from None
+        except DBAPIError as error:
+            failed = _FAILED.search(str(error.orig)) if isinstance(error, DataError) else None
+            if failed is not None:
+                raise self._otherwise[int(failed[1])] from None
+            # The error's text is logged, and would name the values of every request of the turn.
+            error.statement = f"{len(self._parts)} statements, {len(text)} characters"
+            raise
 
     def _require(self, text: bytes, count: int, otherwise: Exception) -> None:
         # A number that is none is an error, and its text says which requirement failed.

@@ -61,6 +61,13 @@ def test_a_broken_constraint_is_an_error_and_leaves_nothing(engine: Engine, scri
     assert claims(engine) == []
 
 
+def test_the_error_of_a_long_script_is_short(engine: Engine, scripts: Scripts) -> None:
+    with pytest.raises(IntegrityError) as failed, scripts.transaction() as script:
+        script.insert(event, [{"id": number % 1999, "claim_id": "x" * 30} for number in range(2000)])
+    assert "UNIQUE" in str(failed.value).upper()
+    assert len(str(failed.value)) < 2000
+
+
 def test_a_script_that_is_given_up_writes_nothing(engine: Engine, scripts: Scripts) -> None:
     with pytest.raises(Refused), scripts.transaction() as script:
         script.insert(event, [{"claim_id": "a"}])
