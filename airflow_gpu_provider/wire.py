@@ -205,11 +205,11 @@ class WaitBody(Body):
     to add and those that were heard of.
     """
 
-    claim_ids: tuple[str, ...] = Field((), max_length=100_000)
+    claim_ids: tuple[Name, ...] = Field((), max_length=100_000)
     timeout_s: float = Field(20.0, ge=0, le=60)
     near_s: float | None = Field(None, ge=0)
-    watch: str | None = None
-    drop: tuple[str, ...] = ()
+    watch: Name | None = None
+    drop: tuple[Name, ...] = ()
 
 
 class WaitAnswer(BaseModel):

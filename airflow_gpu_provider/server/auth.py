@@ -20,6 +20,7 @@ from airflow_gpu_provider.exceptions import IdentityRefused, InvalidRequest
 _ALGORITHM = "HS256"
 _AUDIENCE = "airflow-gpu-broker"
 _RECHECK_S = 5  # a token is used for at most this long after it expired
+_LONGEST_SUBJECT = 250  # it is stored with what it asks
 
 
 class Role(str, Enum):
@@ -57,6 +58,11 @@ def mint_token(secret: str, *, role: str, subject: str, ttl_s: float, node: str 
     """Return a signed broker token; an agent's may be bound to the `node` it speaks for."""
     if ttl_s <= 0:
         raise InvalidRequest(f"A token must live for some time, asked {ttl_s:g} s; give ttl > 0.")
+    if len(subject) > _LONGEST_SUBJECT:
+        raise InvalidRequest(
+            f"The subject of a token has at most {_LONGEST_SUBJECT} characters, asked {len(subject)}; give "
+            "a shorter one."
+        )
     now = int(time.time())
     claims = {
         "aud": _AUDIENCE,
@@ -80,7 +86,7 @@ def verify_token(secret: str, token: str) -> Identity:
             audience=_AUDIENCE,
             options={"require": ["exp", "sub", "role", "aud"]},
         )
-        return Identity(Role(claims["role"]), str(claims["sub"]), claims.get("node"))
+        return Identity(Role(claims["role"]), _subject(claims["sub"]), claims.get("node"))
     except jwt.ExpiredSignatureError:
         raise IdentityRefused(
             "The broker token has expired; mint another with `airflow gpu token`.", reason="token_expired"
@@ -91,6 +97,13 @@ def verify_token(secret: str, token: str) -> Identity:
             "runs, with the same [gpu] token_secret.",
             reason="token_invalid",
         ) from None
+
+
+def _subject(subject: str) -> str:
+    """Return who carries a token; raise ValueError for one that the tables have no room for."""
+    if len(subject) > _LONGEST_SUBJECT or "\0" in subject:
+        raise ValueError(f"its subject is longer than {_LONGEST_SUBJECT} characters or contains NUL")
+    return subject
 
 
 def lease_secret(key: str, lease_id: str, epoch: int) -> str:

@@ -151,13 +151,15 @@ class FleetMirror:
         """Return a device and its node, None when no node reports it."""
         if self._devices_version != self.version:
             with self._lock:
-                self._devices_version = self.version
+                version = self.version
                 self._devices = {
                     device.id: (device, known.stored.report)
                     for known in self._known.values()
                     for device in known.stored.report.devices
                     if self._is_owned(device.id, known.stored.report.name)
                 }
+                # Only now: who sees it reads the map without the lock.
+                self._devices_version = version
         return self._devices.get(device_id)
 
     _devices_version = -1

@@ -67,8 +67,11 @@ class Call:
     identity: Identity
 
     def path(self, name: str) -> str:
-        """Return a part of the path."""
-        return str(self.scope["path_params"][name])
+        """Return a part of the path; raise BodyRefused for one that no database can store."""
+        part = str(self.scope["path_params"][name])
+        if "\0" in part:
+            raise BodyRefused(f"{name}: must not contain NUL; give an id as the broker told it.")
+        return part
 
     def word(self, name: str) -> str | None:
         """Return a word of the query, None where it is not given or empty."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -132,3 +133,21 @@ def test_a_report_with_too_many_labels_or_a_negative_latency_is_refused() -> Non
     for wrong in ({"labels": {str(n): "x" for n in range(101)}}, {"latency_ms": {"n2": -1.0}}):
         with pytest.raises(ValidationError):
             NodeReport.model_validate({**report().model_dump(), **wrong})
+
+
+def test_a_device_is_found_by_who_looks_while_it_is_noted() -> None:
+    fleet, found, readers = mirror(), [], []
+    fleet.fold([report()], NOW)
+    is_owned = fleet._is_owned
+
+    def slowly(device: str, node: str) -> bool:
+        if not readers:
+            readers.append(threading.Thread(target=lambda: found.append(fleet.device("GPU-n1-0"))))
+            readers[0].start()
+            readers[0].join(0.3)
+        return is_owned(device, node)
+
+    fleet._is_owned = slowly  # type: ignore[method-assign]
+    assert fleet.device("GPU-n1-1") is not None
+    readers[0].join(20)
+    assert found[0] is not None

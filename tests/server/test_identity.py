@@ -105,3 +105,23 @@ def test_a_lease_secret_opens_its_own_epoch_only() -> None:
     for lease_id, epoch in (("lease", 2), ("other", 1)):
         with pytest.raises(IdentityRefused):
             check_lease_secret(SECRET, lease_id, epoch, secret)
+
+
+def test_a_subject_that_is_too_long_to_store_gets_no_token_and_opens_nothing() -> None:
+    with pytest.raises(InvalidRequest, match="at most 250 characters, asked 251"):
+        mint_token(SECRET, role="admin", subject="s" * 251, ttl_s=60)
+    claims = jwt.decode(
+        mint_token(SECRET, role="admin", subject="s" * 250, ttl_s=60), options={"verify_signature": False}
+    )
+    foreign = jwt.encode({**claims, "sub": "s" * 251}, SECRET, algorithm="HS256")
+    with pytest.raises(IdentityRefused, match="longer than 250"):
+        verify_token(SECRET, foreign)
+
+
+def test_an_id_that_no_database_can_store_is_refused_by_name(client: Client) -> None:
+    task = client("task")
+    answer = task.post("/v1/claims/a%00b/collect")
+    assert (answer.status_code, answer.json()["detail"]["reason"]) == (422, "invalid_body")
+    answer = task.post("/v1/claims/wait", json={"claim_ids": ["a\0b"], "timeout_s": 0})
+    assert answer.status_code == 422
+    assert "NUL" in answer.json()["detail"]["message"]
