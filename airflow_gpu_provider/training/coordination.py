@@ -37,6 +37,7 @@ class RunStore:
         self.prefix = prefix
         self._root = store  #: kept: the prefixed view does not own the server
         self._store = dist.PrefixStore(prefix, store)
+        self._known: set[str] = set()  #: keys with a value; none is ever deleted
 
     @classmethod
     def connect(cls, address: str, prefix: str) -> RunStore:
@@ -50,8 +51,10 @@ class RunStore:
 
     def get(self, key: str) -> JsonValue:
         """Return the value, or None when there is none."""
-        if not self._store.check([key]):
-            return None
+        if key not in self._known:  # asking first would double the cost of every poll
+            if not self._store.check([key]):
+                return None
+            self._known.add(key)
         value: JsonValue = json.loads(self._store.get(key))
         return value
 

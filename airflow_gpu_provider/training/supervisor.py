@@ -255,13 +255,15 @@ class Supervisor:
         self._store.put_control(control)
 
     def _write(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._last_write[1] < _WRITE_EVERY_S:
+            return
         self.record.generation = self._membership.generation
         self.record.members = dict(self._membership.members)
         self.record.spares = list(self._membership.spares)
         self.record.warm = sorted(self._liveness.parked().intersection(self._membership.spares))
         content = self.record.model_dump_json(exclude={"updated_at"})
-        now = time.monotonic()
-        if force or (content != self._last_write[0] and now - self._last_write[1] >= _WRITE_EVERY_S):
+        if force or content != self._last_write[0]:
             write_record(self._plan.paths.run, self.record)
             self._last_write = (content, now)
 

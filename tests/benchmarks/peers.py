@@ -82,6 +82,7 @@ class Peer:
                     env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
                     stdout=output,
                     stderr=subprocess.STDOUT,
+                    start_new_session=True,  # as ours: the kernel deals processors out to sessions
                 )
             )
 
