@@ -232,6 +232,7 @@ def _queue_row(row: QueueRow) -> dict[str, Any]:
         "value": row.value,
         "waiting_s": row.waiting_s,
         "starts_in_s": _shown(row.starts_in_s),
+        "preemptions": row.preemptions,
         "reason": _shown(row.reason),
         "claim": row.claim_id,
     }
@@ -295,5 +296,6 @@ def _lease_row(row: LeaseRow) -> dict[str, Any]:
         "granted_at": row.granted_at.isoformat(timespec="seconds"),
         "expires_in_s": row.expires_in_s,
         "move": row.move or "",
+        "taken_back": row.taken_back or "",
         "lease": row.lease_id,
     }

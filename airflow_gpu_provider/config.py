@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from airflow_gpu_provider.broker.flavor_table import EXAMPLE, parse_flavors
 from airflow_gpu_provider.broker.flavors import Flavor
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy, PreemptionPolicy
 from airflow_gpu_provider.broker.quota import Quotas
 from airflow_gpu_provider.exceptions import InvalidRequest
 
@@ -122,6 +122,25 @@ class Settings(BaseModel):
         description="So long before a reservation starts, claims of others that promise no `max_runtime` are "
         "kept off its devices. Claims with a promise are let in if they end in time.",
     )
+    preemption_grace_s: float = Field(
+        30.0,
+        ge=1,
+        le=3600,
+        description="How long work has to save itself when its devices are taken back for other work.",
+    )
+    preemption_least_runtime_s: float = Field(
+        300.0, ge=0, description="No lease is taken back before it has lasted so long."
+    )
+    preemption_budget: int = Field(
+        3,
+        ge=0,
+        description="Work that was preempted so often runs on. 0: nobody is ever preempted.",
+    )
+    preemption_least_gain: float = Field(
+        0.0,
+        ge=0,
+        description="A claim must be worth more than what it preempts by so many points of value.",
+    )
     priority_hook: bool = Field(
         True,
         description="Set the priority weight of this provider's tasks from the DAG run's `priority` and "
@@ -217,6 +236,16 @@ class Settings(BaseModel):
     def team_quotas(self) -> Quotas:
         """Return what teams own."""
         return Quotas.parse(self.quotas)
+
+    def preemption_policy(self) -> PreemptionPolicy:
+        """Return when leases may be taken back."""
+        return PreemptionPolicy(
+            grace=timedelta(seconds=self.preemption_grace_s),
+            least_runtime=timedelta(seconds=self.preemption_least_runtime_s),
+            budget=self.preemption_budget,
+            least_gain=self.preemption_least_gain,
+            backfill_penalty=self.backfill_penalty,
+        )
 
     def cycle_policy(self) -> CyclePolicy:
         """Return what the pure core needs of these settings."""

@@ -70,6 +70,7 @@ class QueueRow(BaseModel):
     reason_code: str | None
     reason: str | None
     starts_in_s: float | None
+    preemptions: int = 0  #: how often its devices were taken back already
 
 
 class LeaseRow(BaseModel):
@@ -87,6 +88,7 @@ class LeaseRow(BaseModel):
     expires_in_s: float
     epoch: int
     move: str | None = None  #: the move that it is offered
+    taken_back: str | None = None  #: for whom it has to end, when and why
 
 
 class DrainRow(BaseModel):

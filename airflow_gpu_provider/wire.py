@@ -34,6 +34,8 @@ _INT32 = 2**31 - 1
 
 #: outcome of work that ended well
 DONE = "done"
+#: outcome of work that stopped for other work, and how its lease ended: its claim waits again
+PREEMPTED = "preempted"
 
 
 def no_nul(text: str) -> str:
@@ -224,19 +226,23 @@ class WaitAnswer(BaseModel):
 
 
 class RenewBody(Body):
-    """Keep a lease. ``checkpoint_age_s``: how long ago its work was saved, None = not since it began."""
+    """Keep a lease. ``saved_s`` ago its work was last saved: what loses little is taken back first."""
 
     secret: str = Field(max_length=200)
     epoch: int = Field(ge=1, le=_INT32)
-    checkpoint_age_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
+    saved_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
 
 
 class RenewAnswer(BaseModel):
-    """Until when a renewed lease lives; one that is being taken back ends for good in ``ends_in_s``."""
+    """Until when a renewed lease lives.
+
+    One that is being taken back for other work ends in ``ends_in_s`` at the latest, and ``reason`` says why:
+    its holder saves its work, releases it with the outcome "preempted" and waits for its claim again.
+    """
 
     expires_at: datetime
     ends_in_s: float | None = None
-    ends_why: str | None = None
+    reason: str | None = None
 
 
 class ReleaseBody(Body):

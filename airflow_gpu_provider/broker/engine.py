@@ -28,6 +28,7 @@ from airflow_gpu_provider.broker.intake import Intake
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
+    NO_PREEMPTION,
     Claim,
     ClaimId,
     CyclePolicy,
@@ -40,13 +41,13 @@ from airflow_gpu_provider.broker.model import (
     Node,
     Placement,
     Preemption,
+    PreemptionPolicy,
     Rejection,
     Waiting,
 )
 from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.preemption import NO_PREEMPTION, PreemptionPolicy
 from airflow_gpu_provider.broker.queue import Holds, Walk
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.rank import rank
@@ -146,6 +147,18 @@ class Engine:
     def renew(self, lease_id: LeaseId, expires_at: datetime) -> None:
         """Move the end of a lease; unknown ones change nothing."""
         self._holdings.renew(lease_id, expires_at)
+
+    def note_checkpoint(self, lease_id: LeaseId, moment: datetime) -> None:
+        """Note when the holder of a lease last saved its work; unknown ones change nothing."""
+        self._holdings.note_checkpoint(lease_id, moment)
+
+    def pass_on(self, lease_id: LeaseId, claim: Claim) -> None:
+        """Let a live lease be another claim's from now on, without an open offer."""
+        found = self._holdings.remove(lease_id)
+        if found is not None:
+            self._capacity.give(found[1])
+            self._capacity.take(self._holdings.add(replace(found[0], claim_id=claim.id, claim=claim)))
+            self._touch_part(found[1])
 
     def granted(self, placement: Placement, lease: Lease) -> None:
         """Confirm that a placement was written as this lease, or learn a lease that was made elsewhere."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeAlias
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of_lease
@@ -24,29 +24,12 @@ from airflow_gpu_provider.broker.model import (
     Lease,
     LeaseId,
     Preemption,
+    PreemptionPolicy,
     RunType,
 )
 
 #: Whether the whole gang of the claim fits once these leases have ended. More leases never fit worse.
 Fits: TypeAlias = Callable[[Collection[Lease]], bool]
-
-#: How a lease ends that was taken back: recorded as such, and no failure of the task.
-PREEMPTED = "preempted"
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptionPolicy:
-    """When a lease may be taken back."""
-
-    grace: timedelta = timedelta(seconds=30)  #: time for a last checkpoint
-    least_runtime: timedelta = timedelta(minutes=5)  #: nobody is preempted before it has run so long
-    budget: int = 3  #: work that was preempted so often runs on
-    least_gain: float = 0.0  #: a claim must be worth more by this
-    backfill_penalty: float = 1000.0  #: as in the order of the queue
-
-
-#: Nobody is preempted.
-NO_PREEMPTION = PreemptionPolicy(budget=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.holdings import Holdings
 from airflow_gpu_provider.broker.layout import Layout
-from airflow_gpu_provider.broker.model import Claim, ClaimId, Lease, LeaseId, Preemption
+from airflow_gpu_provider.broker.model import Claim, ClaimId, Lease, LeaseId, Preemption, PreemptionPolicy
 from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.preemption import PreemptionPolicy, Rights, fits_without, plan
+from airflow_gpu_provider.broker.preemption import Rights, fits_without, plan
 from airflow_gpu_provider.broker.taking_back import TakingBack
 
 _PAUSE = timedelta(seconds=1)

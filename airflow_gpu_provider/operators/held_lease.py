@@ -37,7 +37,7 @@ from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.operators.run_history import RunHistory
 from airflow_gpu_provider.resizes import MoveBody, OfferView, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.training.memory_limit import limit_torch_memory
-from airflow_gpu_provider.wire import DeviceView, LeaseView, ReleaseBody, RenewBody, wrong_fields
+from airflow_gpu_provider.wire import PREEMPTED, DeviceView, LeaseView, ReleaseBody, RenewBody, wrong_fields
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class HeldLease:
                 yield self
             outcome = "done"
         except LeasePreempted:
-            outcome = "preempted"
+            outcome = PREEMPTED
             raise
         except _LostNow:
             raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
@@ -276,8 +276,8 @@ class HeldLease:
         self._lose(f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s.")
 
     def _renewal(self) -> RenewBody:
-        age_s = self._time.checkpoint_age_s()
-        return RenewBody(secret=self._view.secret, epoch=self._view.epoch, checkpoint_age_s=age_s)
+        age_s = self._time.saved_s()
+        return RenewBody(secret=self._view.secret, epoch=self._view.epoch, saved_s=age_s)
 
     def _reaction_s(self) -> float:
         return min(self._grace_s, self._view.ttl_s / 4)

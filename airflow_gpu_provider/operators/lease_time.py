@@ -39,7 +39,7 @@ class LeaseTime:
         if ends_in_s is None:
             self.ending.clear()  # whom it was for went away
         elif not self.ending.is_set():
-            self._why = answer.ends_why or "The lease is being taken back."
+            self._why = answer.reason or "The lease is being taken back."
             log.warning("The lease ends in %.0f s: %s", ends_in_s, self._why)
             self.ending.set()
 
@@ -52,6 +52,6 @@ class LeaseTime:
         """Remember that the work was saved now."""
         self._checkpoint_at = time.monotonic()
 
-    def checkpoint_age_s(self) -> float | None:
+    def saved_s(self) -> float | None:
         """Return how long ago the work was saved; None = never."""
         return None if self._checkpoint_at is None else time.monotonic() - self._checkpoint_at

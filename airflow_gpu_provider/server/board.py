@@ -8,8 +8,10 @@ written by the leader's thread only.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -21,7 +23,7 @@ from airflow_gpu_provider.broker.model import (
     Waiting,
 )
 from airflow_gpu_provider.broker.move import Offer, OfferPhase
-from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
+from airflow_gpu_provider.server.held import HeldDevices, OpenOffer, TakenFor
 from airflow_gpu_provider.store.rows import ClaimRow, StoredLease, task_key
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
 
@@ -104,7 +106,7 @@ class Entry:
         """Return the core's value of the lease that the claim holds."""
         if self.held is None:
             raise ValueError(f"claim {self.claim_id} holds nothing")
-        claim, resized = self.claim(), self.held.request
+        claim, resized, taken = self.claim(), self.held.request, self.held.taken_back
         request = claim.request if resized is None else resized.to_request()
         return Lease(
             id=LeaseId(self.held.lease_id),
@@ -112,7 +114,10 @@ class Entry:
             devices=tuple(DeviceId(device) for device in (*self.held.devices, *self.held.spares)),
             request=request,
             granted_at=self.held.granted_at,
-            expires_at=self.held.expires_at,
+            expires_at=self.held.until(self.held.expires_at),
+            checkpoint_at=self.held.checkpoint_at,
+            ends_for=None if taken is None else ClaimId(taken.claim_id),
+            must_end_at=None if taken is None else taken.ends_at,
             # A share may be all of a device, and is written like a whole one then.
             shares=tuple(milli for _, milli in self.held.parts) if request.is_shared else (),
             claim=claim,
@@ -171,6 +176,15 @@ class Board:
         entry.state, entry.reason_code, entry.reason = state, reason_code, reason
         entry.position = entry.expected_at = None
         self.remember(entry)
+
+    def wait_again(self, entry: Entry, preemptions: int, preempted_by: Iterable[str]) -> None:
+        """Show that a claim that was preempted holds nothing and waits again."""
+        if entry.held is not None:
+            self.by_lease.pop(entry.held.lease_id, None)
+            self._leave(entry, entry.held)
+            entry.held = None
+        entry.state = ClaimState.PENDING
+        entry.preemptions, entry.preempted_by = preemptions, frozenset(preempted_by)
 
     def remember(self, entry: Entry) -> None:
         """Show a claim that is over to those who still ask for it."""
@@ -246,9 +260,16 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
             request=None if held.row.request is None else RequestBody.model_validate(held.row.request),
             moved_by=held.row.moved_by,
             shares=held.shares,
+            taken_back=taken_for(held.row),
+            checkpoint_at=held.row.checkpoint_at,
         )
         entry.held.offer = _offer_of(held, entry)
     return entry
+
+
+def taken_for(row: Any) -> TakenFor | None:
+    """Return for whom a row of the lease table is being taken back."""
+    return None if row.ends_for is None else TakenFor(row.ends_for, row.ends_at, row.ends_why)
 
 
 def _offer_of(held: StoredLease, entry: Entry) -> OpenOffer | None:

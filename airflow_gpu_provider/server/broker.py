@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +22,7 @@ from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, L
 from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.asks import Asks
 from airflow_gpu_provider.server.auth import check_lease_secret
-from airflow_gpu_provider.server.board import Entry, entry_of, task_of
+from airflow_gpu_provider.server.board import Entry, entry_of, taken_for, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
@@ -30,6 +30,7 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.outbox import Outbox
+from airflow_gpu_provider.server.preempting import renewal
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.reservations import Reservations
@@ -43,7 +44,7 @@ from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.reservations import ReservationStore
 from airflow_gpu_provider.store.turns import TurnStore
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RenewBody
+from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RenewAnswer, RenewBody
 
 T = TypeVar("T")
 
@@ -185,20 +186,22 @@ class Broker:
         return before is not None if isinstance(found, Entry) else found
 
     # -- leases
-    async def renew(self, lease_id: str, body: RenewBody) -> datetime:
+    async def renew(self, lease_id: str, body: RenewBody) -> RenewAnswer:
         """Keep a lease; return until when. Raise IdentityRefused or LeaseLost."""
         check_lease_secret(self.signing_key, lease_id, body.epoch, body.secret)
+        now, ttl_s = self.clock(), self.settings.lease_ttl_s
+        saved_at = None if body.saved_s is None else now - timedelta(seconds=body.saved_s)
 
-        def renew_in_tables() -> datetime:
-            return self.repository.renew(
-                lease_id, body.epoch, now=self.clock(), ttl_s=self.settings.lease_ttl_s
-            )
+        def renew_in_tables() -> RenewAnswer:
+            row = self.repository.renew(lease_id, body.epoch, now=now, ttl_s=ttl_s, saved_at=saved_at)
+            return renewal(row.expires_at, taken_for(row), now)
 
-        found = await self._ask(Renew(lease_id, body.epoch), renew_in_tables)
+        found = await self._ask(Renew(lease_id, body.epoch, saved_at), renew_in_tables)
         if not isinstance(found, Entry):
             return found
-        # A lease that ended in the same moment: the tables know why.
-        return found.held.expires_at if found.held is not None else await run_in_threadpool(renew_in_tables)
+        if found.held is None:  # a lease that ended in the same moment: the tables know why
+            return await run_in_threadpool(renew_in_tables)
+        return renewal(found.held.expires_at, found.held.taken_back, now)
 
     async def release(self, lease_id: str, body: ReleaseBody) -> bool:
         """Give a lease back; return False when it had ended. Raise IdentityRefused or LeaseLost."""
@@ -296,7 +299,6 @@ class Broker:
         found = self.repository.claims([claim_id])
         if not found:
             raise InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
-        held = None
-        if found[0].state == ClaimState.GRANTED.value:
-            held = next((lease for lease, _ in self.repository.live_leases([claim_id])), None)
-        return entry_of(found[0], held)
+        is_granted = found[0].state == ClaimState.GRANTED.value
+        live = self.repository.live_leases([claim_id]) if is_granted else []
+        return entry_of(found[0], live[0][0] if live else None)

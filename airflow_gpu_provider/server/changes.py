@@ -107,6 +107,12 @@ def lapse(entry: Entry, desk: Desk, draft: Draft) -> None:
 def _resize(request: Resize, entry: Entry, held: HeldDevices, desk: Desk, draft: Draft) -> None:
     assert desk.engine is not None
     before, lease_id = entry.lease(), LeaseId(held.lease_id)
+    if held.taken_back is not None:
+        raise NotResized(
+            f"This lease ends by {held.taken_back.ends_at:%H:%M:%S} UTC: {held.taken_back.why}. Save the "
+            "work; its claim waits again, and may ask for more then.",
+            reason="taken_back",
+        )
     found = desk.engine.resizing.resize(lease_id, request.wish, draft.turn.now)
     if isinstance(found, Resized):
         if (found.lease.devices, found.lease.request) != (before.devices, before.request):

@@ -79,8 +79,7 @@ async def cancel(call: Call) -> dict[str, bool]:
 
 async def renew(call: Call) -> RenewAnswer:
     """Keep a lease for another TTL."""
-    expires_at = await call.broker.renew(call.path("lease_id"), await call.body(RenewBody))
-    return RenewAnswer(expires_at=expires_at)
+    return await call.broker.renew(call.path("lease_id"), await call.body(RenewBody))
 
 
 async def release(call: Call) -> dict[str, bool]:

@@ -28,6 +28,7 @@ from airflow_gpu_provider.server.changes import Change, lapse
 from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.draft import Asked, Draft, NotLeading, fail
 from airflow_gpu_provider.server.held import HeldDevices
+from airflow_gpu_provider.server.preempting import is_over, take_back, wait_again
 from airflow_gpu_provider.server.requests import Request, Submit, apply
 from airflow_gpu_provider.store.changes import places_of
 from airflow_gpu_provider.store.endings import Ending
@@ -225,12 +226,16 @@ class Desk:
             self._grant(placement, draft)
         for lease_id in decisions.lapsed:
             lapse(self.board.by_lease[lease_id], self, draft)
+        take_back(decisions, self, draft)
 
     def _entry(self, claim_id: str, draft: Draft) -> Entry:
         return draft.new.get(claim_id) or self.board.entries[claim_id]
 
     def _expire(self, lease_id: LeaseId, draft: Draft) -> None:
         entry = self.board.by_lease[lease_id]
+        if entry.held is not None and is_over(entry.held, draft.turn.now):
+            wait_again(entry, entry.held, self, draft)
+            return
         draft.turn.expired.append(Ending(entry.claim_id, "expired", lease_id))
         draft.then.append(lambda: self.end(entry, ClaimState.ENDED, "expired"))
 

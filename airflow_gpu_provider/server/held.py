@@ -24,6 +24,15 @@ class OpenOffer:
         return tuple(device for device in self.offer.devices if device not in self.offer.from_devices)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenFor:
+    """For whom a live lease is being taken back, until when, and why."""
+
+    claim_id: str
+    ends_at: datetime
+    why: str
+
+
 @dataclass(slots=True)
 class HeldDevices:
     """A live lease."""
@@ -41,6 +50,12 @@ class HeldDevices:
     offer: OpenOffer | None = None
     moved_by: str | None = None  #: the offer that was committed last
     shares: tuple[int, ...] = ()  #: milli-GPU of each device, then of each spare; empty = whole devices
+    taken_back: TakenFor | None = None
+    checkpoint_at: datetime | None = None
+
+    def until(self, moment: datetime) -> datetime:
+        """Return that moment, or when it has to end before that."""
+        return moment if self.taken_back is None else min(moment, self.taken_back.ends_at)
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:

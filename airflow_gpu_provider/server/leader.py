@@ -27,6 +27,7 @@ from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
+from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.reservations import Reservations
@@ -173,7 +174,7 @@ class Leader(threading.Thread):
         for entry in self._known_again(board):
             board.remember(entry)
         fleet = self._fleet(now)
-        entries = list(board.entries.values())
+        entries, policy = list(board.entries.values()), self._settings.preemption_policy()
         engine = Engine(
             self._settings.cycle_policy(),
             fleet,
@@ -184,6 +185,8 @@ class Leader(threading.Thread):
             quotas=self._settings.team_quotas(),
             offers=[e.held.offer.offer for e in entries if e.held is not None and e.held.offer is not None],
             keeping=self._keeping(),
+            preemption=policy,
+            taken_back=kept_leases(self._repository, entries, policy.grace, now),
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
         self._desk.open(board, engine)

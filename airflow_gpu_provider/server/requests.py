@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.broker.model import ClaimId, DeviceId, LeaseId, Placement
+from airflow_gpu_provider.broker.model import ClaimId, LeaseId
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.board import Entry, HeldDevices, task_of
 from airflow_gpu_provider.server.changes import (
@@ -20,12 +20,13 @@ from airflow_gpu_provider.server.changes import (
     change,
     held_entry,
 )
+from airflow_gpu_provider.server.preempting import is_news, submit_again, wait_again
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.history import FinishedRun, finished_run
 from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.tries import PassedOn, may_pass_on
 from airflow_gpu_provider.store.turns import Overtaken
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody
+from airflow_gpu_provider.wire import PREEMPTED, ClaimBody, ClaimState, ReleaseBody
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.server.desk import Desk
@@ -63,6 +64,7 @@ class Renew:
 
     lease_id: str
     epoch: int
+    saved_at: datetime | None = None  #: when its work was last saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,31 +143,18 @@ def _supersede(new: Entry, earlier: list[Entry], request: Submit, desk: Desk, dr
             continue
         devices = (*held.devices, *held.spares)
         lives = held.expires_at > draft.turn.now  # else this very turn ends it
-        fits = may_pass_on(old.request, devices, new.body.request, request.usable)
+        fits = held.taken_back is None and may_pass_on(old.request, devices, new.body.request, request.usable)
         if not passed_on and lives and fits:
             passed_on = True
             draft.turn.passed_on.append(PassedOn(held.lease_id, old.claim_id, new.claim_id, held.epoch + 1))
             draft.turn.claims[-1]["state"] = ClaimState.GRANTED.value
-            draft.then.append(lambda old=old: _take_over(old, new, desk))  # type: ignore[misc]
+            desk.engine.pass_on(LeaseId(held.lease_id), new.claim())
+            draft.then.append(lambda old=old: desk.board.pass_on(old, new))  # type: ignore[misc]
         else:
             draft.turn.endings.append(Ending(old.claim_id, "superseded", held.lease_id))
             desk.engine.end(LeaseId(held.lease_id))
             draft.then.append(lambda old=old: desk.end(old, ClaimState.ENDED, "superseded"))  # type: ignore[misc]
     return passed_on
-
-
-def _take_over(old: Entry, new: Entry, desk: Desk) -> None:
-    desk.board.pass_on(old, new)
-    assert desk.engine is not None and new.held is not None
-    desk.engine.end(LeaseId(new.held.lease_id))
-    placement = Placement(
-        ClaimId(new.claim_id),
-        tuple(map(DeviceId, new.held.devices)),
-        tuple(map(DeviceId, new.held.spares)),
-        new.held.match_degree,
-        new.held.shares,
-    )
-    desk.engine.granted(placement, new.lease())
 
 
 def _cancel(request: Cancel, desk: Desk, draft: Draft) -> Entry | None:
@@ -196,7 +185,7 @@ def _collect(request: Collect, desk: Desk, draft: Draft) -> Entry | None:
         return entry
     if draft.touches(entry.claim_id):
         return None
-    expires_at = draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s)
+    expires_at = held.until(draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s))
     draft.turn.collected[held.lease_id] = expires_at
     assert desk.engine is not None
     desk.engine.renew(LeaseId(held.lease_id), expires_at)
@@ -210,10 +199,12 @@ def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Ent
         return None
     assert desk.engine is not None
     if isinstance(request, Renew):
-        expires_at = draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s)
-        draft.turn.renewed[held.lease_id] = expires_at
-        desk.engine.renew(LeaseId(held.lease_id), expires_at)
-        draft.then.append(lambda: _replace(entry, expires_at=expires_at))
+        _renew(request, entry, held, desk, draft)
+        return entry
+    if request.outcome == PREEMPTED:
+        desk.engine.end(LeaseId(held.lease_id))
+        given = {"outcome": PREEMPTED, "failed_devices": request.failed_devices}
+        wait_again(entry, held, desk, draft, **given)  # type: ignore[arg-type]
         return entry
     draft.turn.endings.append(
         Ending(entry.claim_id, "released", held.lease_id, request.outcome, request.failed_devices)
@@ -223,6 +214,18 @@ def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Ent
     desk.engine.end(LeaseId(held.lease_id))
     draft.then.append(lambda: desk.end(entry, ClaimState.ENDED, "released"))
     return entry
+
+
+def _renew(request: Renew, entry: Entry, held: HeldDevices, desk: Desk, draft: Draft) -> None:
+    assert desk.engine is not None
+    expires_at = held.until(draft.turn.now + timedelta(seconds=desk.settings.lease_ttl_s))
+    draft.turn.renewed[held.lease_id] = expires_at
+    desk.engine.renew(LeaseId(held.lease_id), expires_at)
+    changes: dict[str, object] = {"expires_at": expires_at}
+    if request.saved_at is not None and is_news(request.saved_at, held.checkpoint_at):
+        changes["checkpoint_at"] = draft.turn.preemptions.saved[held.lease_id] = request.saved_at
+        desk.engine.note_checkpoint(LeaseId(held.lease_id), request.saved_at)
+    draft.then.append(lambda: _replace(entry, **changes))
 
 
 def _finished(
@@ -271,5 +274,11 @@ def sync(desk: Desk, fresh: Entry) -> None:
             engine.end(LeaseId(known.held.lease_id))
         desk.end(known, fresh.state, fresh.reason_code or "ended", fresh.reason)
     elif known.held is not None and fresh.held is not None:
-        _replace(known, expires_at=fresh.held.expires_at, collected=fresh.held.collected)
+        changed = ("expires_at", "collected", "checkpoint_at")
+        _replace(known, **{name: getattr(fresh.held, name) for name in changed})
         engine.renew(LeaseId(known.held.lease_id), fresh.held.expires_at)
+        if fresh.held.checkpoint_at is not None:
+            engine.note_checkpoint(LeaseId(known.held.lease_id), fresh.held.checkpoint_at)
+    elif known.held is not None:  # its holder stopped for others
+        engine.end(LeaseId(known.held.lease_id))
+        submit_again(known, fresh.preemptions, fresh.preempted_by, desk)

@@ -220,6 +220,7 @@ def queue(broker: Broker) -> list[QueueRow]:
             reason_code=entry.reason_code,
             reason=entry.reason,
             starts_in_s=_seconds_until(entry.expected_at, now),
+            preemptions=entry.preemptions,
         )
         for entry in waiting
     ]
@@ -246,11 +247,18 @@ def leases(broker: Broker) -> list[LeaseRow]:
             expires_in_s=round((held.expires_at - now).total_seconds(), 1),
             epoch=held.epoch,
             move=_move(held),
+            taken_back=_taken_back(held),
         )
         for entry in broker.entries()
         if (held := entry.held) is not None
     ]
     return sorted(rows, key=lambda row: (row.granted_at, row.lease_id))
+
+
+def _taken_back(held: HeldDevices) -> str | None:
+    """Return for whom a lease has to end, when and why."""
+    taken = held.taken_back
+    return None if taken is None else f"ends by {taken.ends_at:%H:%M:%S} UTC: {taken.why}"
 
 
 def _move(held: HeldDevices) -> str | None:

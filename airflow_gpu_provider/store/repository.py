@@ -18,6 +18,7 @@ from sqlalchemy import (
     Engine,
     Row,
     and_,
+    case,
     delete,
     func,
     insert,
@@ -30,6 +31,7 @@ from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.endings import end_lease
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
+from airflow_gpu_provider.store.preemptions import Kept, kept_for, release_preempted
 from airflow_gpu_provider.store.rows import (
     MOST_NAMED,
     OF_CLAIM,
@@ -43,7 +45,7 @@ from airflow_gpu_provider.store.script import StepByStep
 from airflow_gpu_provider.store.tables import claim, lease, lease_device, run
 from airflow_gpu_provider.store.tries import PassedOn, failed_devices, may_pass_on, pass_on
 from airflow_gpu_provider.store.turns import Overtaken, note_event
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import PREEMPTED, ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
 
 
 class Repository:
@@ -115,7 +117,8 @@ class Repository:
         for held in with_devices(connection, live):
             row, devices = held.row, (*held.devices, *held.spares)
             request = RequestBody.model_validate(row.request or row.asked)
-            if not passed_on and may_pass_on(request, devices, body.request, usable):
+            fits = row.ends_for is None and may_pass_on(request, devices, body.request, usable)
+            if not passed_on and fits:
                 passed = PassedOn(row.id, row.claim_id, claim_id, row.epoch + 1)
                 pass_on(StepByStep(connection), passed, now, Overtaken(f"lease {row.id} ended meanwhile"))
                 granted = update(claim).where(claim.c.id == claim_id)
@@ -195,19 +198,26 @@ class Repository:
             ).all()
             return [(held, ClaimPart(held.row)) for held in with_devices(connection, rows)]
 
-    def renew(self, lease_id: str, epoch: int, *, now: datetime, ttl_s: float) -> datetime:
-        """Keep a lease for another TTL; raise LeaseLost when it ended or passed to a later epoch."""
-        expires_at = now + timedelta(seconds=ttl_s)
+    def renew(
+        self, lease_id: str, epoch: int, *, now: datetime, ttl_s: float, saved_at: datetime | None = None
+    ) -> Row[Any]:
+        """Keep a lease for another TTL, or until it has to end, and return it.
+
+        Raise LeaseLost when it ended or passed to a later epoch.
+        """
+        until = now + timedelta(seconds=ttl_s)
+        ends_first = case((lease.c.ends_at < until, lease.c.ends_at), else_=until)
+        saved = {} if saved_at is None else {"checkpoint_at": saved_at}
         with self._writing() as connection:
-            result = connection.execute(
+            row = connection.execute(
                 update(lease)
                 .where(lease.c.id == lease_id, lease.c.epoch == epoch, lease.c.ended_at.is_(None))
-                .values(expires_at=expires_at)
-                .returning(lease.c.claim_id)
+                .values(expires_at=ends_first, **saved)
+                .returning(lease)
             ).one_or_none()
-            if result is not None:
-                note_event(connection, result.claim_id)
-                return expires_at
+            if row is not None:
+                note_event(connection, row.claim_id)
+                return row
             raise LeaseLost(*why_lost(connection, lease_id, epoch))
 
     def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
@@ -218,6 +228,10 @@ class Repository:
             if row is None or row.epoch != body.epoch:
                 raise LeaseLost(*why_lost(connection, lease_id, body.epoch))
             note_event(connection, row.claim_id)
+            if body.outcome == PREEMPTED:
+                ended = Overtaken(f"lease {lease_id} ended meanwhile")
+                failed = body.failed_devices
+                return release_preempted(connection, row, now=now, failed_devices=failed, otherwise=ended)
             told = _told(connection, row, body, now, device_of) if body.tells_history else None
             has_ended = end_lease(
                 connection,
@@ -230,6 +244,11 @@ class Repository:
             if has_ended and told is not None:
                 connection.execute(insert(run).values(run_row(told)))
             return has_ended
+
+    def kept_for(self, claim_ids: Sequence[str], since: datetime) -> list[Kept]:
+        """Return the leases that ended for these claims since then, and what is left of them."""
+        with self._engine.connect() as connection:
+            return kept_for(connection, claim_ids, since)
 
     def counts(self) -> tuple[int, int, int]:
         """Return the numbers of pending claims, live leases and leased devices."""

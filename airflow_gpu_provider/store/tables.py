@@ -115,9 +115,17 @@ lease = Table(
     Column("failed_devices", JSON, nullable=True),
     Column("request", JSON, nullable=True),  # wire.RequestBody of a resized lease; null: the claim's
     Column("moved_by", String(36), nullable=True),  # the offer that it committed last
-    UniqueConstraint("claim_id", name="uq_gpu_lease_claim"),
+    Column("checkpoint_at", UtcDateTime, nullable=True),  # when its holder last saved its work
+    Column("ends_for", String(36), nullable=True),  # the claim that it is, or was, taken back for
+    Column("ends_at", UtcDateTime, nullable=True),  # then at the latest
+    Column("ends_why", Text, nullable=True),
     Index("ix_gpu_lease_ended_at", "ended_at"),
 )
+for _name, _unique, _column, _only in (
+    ("uq_gpu_lease_claim", True, lease.c.claim_id, lease.c.ended_at.is_(None)),
+    ("ix_gpu_lease_ends_for", False, lease.c.ends_for, lease.c.ends_for.is_not(None)),
+):
+    Index(_name, _column, unique=_unique, sqlite_where=_only, postgresql_where=_only)
 
 lease_device = Table(
     "gpu_lease_device",

@@ -22,6 +22,7 @@ from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, fr
 from airflow_gpu_provider.store.engine import WRITES
 from airflow_gpu_provider.store.history import FinishedRun, add_runs
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
+from airflow_gpu_provider.store.preemptions import Preemptions, write_preemptions
 from airflow_gpu_provider.store.script import Script, Scripts, one_of
 from airflow_gpu_provider.store.tables import claim, event, lease, lease_device
 from airflow_gpu_provider.store.tries import PassedOn, Task, failed_devices, hold_still, pass_on
@@ -60,25 +61,31 @@ class Turn:
     renewed: dict[str, datetime] = field(default_factory=dict)
     collected: dict[str, datetime] = field(default_factory=dict)  #: lease, new end of its TTL
     changes: Changes = field(default_factory=Changes)
+    preemptions: Preemptions = field(default_factory=Preemptions)
     holders: dict[str, str] = field(default_factory=dict)  #: lease, claim that is thought to hold it
 
     def leases(self) -> list[str]:
         """Return the leases that are changed for who holds them."""
         expired = [str(each.lease_id) for each in self.expired]
-        return [*expired, *self.renewed, *self.collected, *self.changes.leases(), *self.changes.withdrawn]
+        changed = [*self.changes.leases(), *self.changes.withdrawn, *self.preemptions.leases()]
+        return [*expired, *self.renewed, *self.collected, *changed]
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
-        return self.changes.is_empty() and not any(
-            (
-                self.claims,
-                self.passed_on,
-                self.endings,
-                self.expired,
-                self.rejected,
-                self.grants,
-                self.renewed,
-                self.collected,
+        return (
+            self.changes.is_empty()
+            and self.preemptions.is_empty()
+            and not any(
+                (
+                    self.claims,
+                    self.passed_on,
+                    self.endings,
+                    self.expired,
+                    self.rejected,
+                    self.grants,
+                    self.renewed,
+                    self.collected,
+                )
             )
         )
 
@@ -114,6 +121,7 @@ class TurnStore:
                 _expire(script, turn)
                 ended = Overtaken("a lease was ended by another replica before it was changed")
                 change_all(script, turn.changes, turn.now, ended)
+                write_preemptions(script, turn.preemptions, turn.now, ended)
                 _reject(script, turn)
                 _grant(script, turn)
                 _extend(script, turn)

@@ -60,7 +60,7 @@ class FakeHook:
 
     def renew(self, lease_id: str, body: RenewBody) -> RenewAnswer:
         self.renewals.append(body)
-        return RenewAnswer(expires_at=NOW, ends_in_s=self.ends_in_s, ends_why="taken back for claim c9")
+        return RenewAnswer(expires_at=NOW, ends_in_s=self.ends_in_s, reason="taken back for claim c9")
 
     def release(self, lease_id: str, body: ReleaseBody) -> None:
         self.released.append(body.outcome)
@@ -125,7 +125,7 @@ def test_the_work_hears_that_its_lease_ends_and_tells_how_old_its_checkpoint_is(
         assert held.ending.wait(20)
         held.raise_if_ending()
     assert hook.released == ["preempted"]
-    assert hook.renewals[0].checkpoint_age_s is not None
+    assert hook.renewals[0].saved_s is not None
 
 
 def test_a_lease_that_is_taken_back_is_good_no_longer_than_was_said() -> None:

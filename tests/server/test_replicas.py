@@ -84,7 +84,7 @@ def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: Replicas
     assert entry.held is not None
     lease_id = entry.held.lease_id
     renewal = RenewBody(secret=lease_secret(SECRET, lease_id, 1), epoch=1)
-    until_at = asyncio.run(follower.renew(lease_id, renewal))
+    until_at = asyncio.run(follower.renew(lease_id, renewal)).expires_at
     until(
         lambda: (held := look(leader, entry.claim_id).held) is not None and held.expires_at == until_at,
         "the leader hears of the renewal",

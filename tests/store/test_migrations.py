@@ -7,13 +7,17 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, inspect, select, text
+from sqlalchemy import Engine, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.store import tables
 from airflow_gpu_provider.store.db_manager import GpuDBManager, alembic_config, current_revision, migrate
 from airflow_gpu_provider.store.engine import make_engine
+from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.tables import VERSION_TABLE, claim, metadata
+
+from .conftest import NOW, body
 
 
 def test_the_migrations_build_exactly_the_tables_of_the_code(engine: Engine) -> None:
@@ -84,3 +88,21 @@ def test_another_kind_of_database_is_refused_by_name() -> None:
 
 def test_a_database_without_tables_has_no_revision(tmp_path: Path) -> None:
     assert current_revision(f"sqlite:///{tmp_path}/empty.db") is None
+
+
+def test_a_migration_loses_no_row_that_refers_to_a_table_it_makes_anew(
+    database_url: str, engine: Engine
+) -> None:
+    command.downgrade(alembic_config(database_url), "0009")
+    claimed = {"id": "c", "dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "try_number": 1}
+    held = {"id": "l", "claim_id": "c", "epoch": 1, "match_degree": 1.0}
+    with engine.begin() as connection:
+        for table, row in (
+            (tables.claim, new_claim_row("c", body(), (), NOW) | claimed),
+            (tables.lease, held | {"granted_at": NOW, "expires_at": NOW}),
+            (tables.lease_device, {"lease_id": "l", "device_id": "g", "node": "n", "rank": 0, "is_spare": 0}),
+        ):
+            connection.execute(insert(table), [row])
+    migrate(database_url)
+    with engine.connect() as connection:
+        assert connection.execute(select(tables.lease_device.c.device_id)).scalars().all() == ["g"]

@@ -91,7 +91,7 @@ def test_an_ended_lease_cannot_be_renewed_and_says_why(repository: Repository, g
     grant(claim_id, "GPU-a")
     held = repository.lease_of(claim_id, now=NOW, ttl_s=30)
     assert held is not None
-    assert repository.renew(held.row.id, 1, now=NOW, ttl_s=30) == NOW + timedelta(seconds=30)
+    assert repository.renew(held.row.id, 1, now=NOW, ttl_s=30).expires_at == NOW + timedelta(seconds=30)
     assert repository.cancel(claim_id, now=NOW, reason="task_failed")
     with pytest.raises(LeaseLost, match="task_failed"):
         repository.renew(held.row.id, 1, now=NOW, ttl_s=30)
