@@ -57,8 +57,8 @@ class Preemptions:
 
     def leases(self) -> list[str]:
         """Return the leases that are changed."""
-        ending = [each.lease_id for each in (*self.taken, *self.waits_again)]
-        return [*ending, *self.spared, *self.saved]
+        taken = [each.lease_id for each in self.taken]
+        return [*taken, *(each.lease_id for each in self.waits_again), *self.spared, *self.saved]
 
 
 def write_preemptions(script: Script, preemptions: Preemptions, now: datetime, otherwise: Exception) -> None:
