@@ -7,6 +7,7 @@ take the rank over, or the run ends because the same would happen again.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +23,24 @@ _MEMORY_WORDS = (
     "can't allocate memory",
     "cannot allocate memory",
     "cuda_error_out_of_memory",
+    "cublas_status_alloc_failed",
+    "insufficient shared memory",  # a data loader's worker, on a small /dev/shm
 )
 _ASSERT_WORDS = ("device-side assert",)
-_GPU_WORDS = ("cuda error", "cudnn error", "cublas", "uncorrectable ecc", "xid", "nvml", "cuda driver")
+_GPU_WORDS = (
+    "cuda error",
+    "cudnn error",
+    "cublas",
+    "uncorrectable ecc",
+    "nvml",
+    "cuda driver",
+    "gpu is lost",
+    "fallen off the bus",
+)
+#: the driver's own number of a fault, "NVRM: Xid (PCI:0000:3b:00): 79, ..."; not the "xid" of a column
+_XID = re.compile(r"\bxid\b\W*(\(pci|\d)")
+_STORAGE_WORDS = ("no space left on device", "disk quota exceeded", "read-only file system")
+_KILLED_WORKER = re.compile(r"dataloader worker .* killed by signal: (killed|terminated)")
 _NETWORK_WORDS = (
     "connection reset",
     "connection closed",
@@ -36,7 +52,18 @@ _NETWORK_WORDS = (
     "tcpstore",
 )
 _MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
-_NETWORK_TYPES = ("DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError")
+_GPU_TYPES = ("RuntimeError", "AcceleratorError", "DistBackendError")
+_NETWORK_TYPES = (
+    "DistBackendError",  # what NCCL says; a fault of the device is looked for first
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ConnectionError",
+    "ConnectionResetError",
+    "ConnectionRefusedError",
+    "ConnectionAbortedError",
+    "BrokenPipeError",
+)
 
 
 class FailureCause(str, Enum):
@@ -59,7 +86,7 @@ class FailureCause(str, Enum):
     CRASHED = "crashed"
     """Native code ended the process."""
     STORAGE = "storage"
-    """The finished state could not be saved: another process would meet the same full or read-only disk."""
+    """Something could not be saved: another process would meet the same full or read-only disk."""
 
     @property
     def is_hopeless(self) -> bool:
@@ -70,6 +97,11 @@ class FailureCause(str, Enum):
     def ends_run(self) -> bool:
         """True when a spare could not do better, so that none is spent on it."""
         return self.is_hopeless or self is FailureCause.STORAGE
+
+    @property
+    def is_helped_by_spares(self) -> bool:
+        """True when a spare in another process would not have met the same: memory and disks it shares."""
+        return not self.ends_run and self is not FailureCause.OUT_OF_MEMORY
 
 
 class ShardReport(BaseModel):
@@ -133,17 +165,29 @@ def _from_report(report: ShardReport) -> tuple[FailureCause, str]:
         return FailureCause.NON_FINITE, report.message
     if report.error_type == "CheckpointNotWritten":
         return FailureCause.STORAGE, report.message
-    if report.error_type in _MEMORY_TYPES or _has(text, _MEMORY_WORDS):
-        return FailureCause.OUT_OF_MEMORY, evidence
+    return _from_error(report.error_type, text), evidence
+
+
+def cause_of(error: BaseException) -> FailureCause:
+    """Return what an exception tells of its cause; USER_ERROR when it tells nothing else."""
+    name = type(error).__name__
+    return _from_error(name, f"{name}: {error}".lower())
+
+
+def _from_error(error_type: str, text: str) -> FailureCause:
+    if error_type in _MEMORY_TYPES or _has(text, _MEMORY_WORDS):
+        return FailureCause.OUT_OF_MEMORY
     if _has(text, _ASSERT_WORDS):
-        return FailureCause.USER_ERROR, evidence
-    if report.error_type in ("RuntimeError", "AcceleratorError") and _has(text, _GPU_WORDS):
-        return FailureCause.GPU_FAULT, evidence
-    if report.error_type in _NETWORK_TYPES or (
-        report.error_type == "RuntimeError" and _has(text, _NETWORK_WORDS)
-    ):
-        return FailureCause.NETWORK, evidence
-    return FailureCause.USER_ERROR, evidence
+        return FailureCause.USER_ERROR
+    if error_type in _GPU_TYPES and _tells_gpu_fault(text):
+        return FailureCause.GPU_FAULT
+    if error_type in _NETWORK_TYPES or (error_type == "RuntimeError" and _has(text, _NETWORK_WORDS)):
+        return FailureCause.NETWORK
+    if error_type in ("OSError", "RuntimeError") and _has(text, _STORAGE_WORDS):
+        return FailureCause.STORAGE
+    if error_type == "RuntimeError" and _KILLED_WORKER.search(text):
+        return FailureCause.KILLED
+    return FailureCause.USER_ERROR
 
 
 def _from_exit(remains: Remains) -> tuple[FailureCause, str]:
@@ -156,11 +200,19 @@ def _from_exit(remains: Remains) -> tuple[FailureCause, str]:
         name = _signal_name(-code)
         if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             return FailureCause.KILLED, f"ended by {name} from outside"
-        cause = FailureCause.GPU_FAULT if _has(" ".join(remains.log_tail).lower(), _GPU_WORDS) else None
-        return cause or FailureCause.CRASHED, f"ended by {name} in native code{hint}"
+        return _crash_cause(remains), f"ended by {name} in native code{hint}"
     if code == 0:
         return FailureCause.USER_ERROR, f"the process ended before train() returned (os._exit?){hint}"
-    return FailureCause.CRASHED, f"exit code {code} without a report{hint}"
+    return _crash_cause(remains), f"exit code {code} without a report{hint}"
+
+
+def _crash_cause(remains: Remains) -> FailureCause:
+    text = " ".join(remains.log_tail).lower()
+    return FailureCause.GPU_FAULT if _tells_gpu_fault(text) else FailureCause.CRASHED
+
+
+def _tells_gpu_fault(text: str) -> bool:
+    return _has(text, _GPU_WORDS) or _XID.search(text) is not None
 
 
 def _has(text: str, words: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.training.failures import FailureCause, Remains, ShardReport, classify
+from airflow_gpu_provider.training.failures import FailureCause, Remains, ShardReport, cause_of, classify
 from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.process_state import ProcessState, parse_stat
@@ -209,6 +209,30 @@ def report(error_type: str, message: str) -> Remains:
         (report("DistNetworkError", "The client socket has timed out"), FailureCause.NETWORK),
         (report("RuntimeError", "Connection reset by peer"), FailureCause.NETWORK),
         (report("CheckpointNotWritten", "No space left on device"), FailureCause.STORAGE),
+        (report("OSError", "[Errno 28] No space left on device: 'x'"), FailureCause.STORAGE),
+        (report("RuntimeError", "PytorchStreamWriter failed: Disk quota exceeded"), FailureCause.STORAGE),
+        (report("FileNotFoundError", "[Errno 2] No such file: 'x'"), FailureCause.USER_ERROR),
+        (
+            report("DistBackendError", "NCCL error: remote process exited, ncclRemoteError"),
+            FailureCause.NETWORK,
+        ),
+        (report("DistBackendError", "NCCL error: unhandled cuda error"), FailureCause.GPU_FAULT),
+        (report("ConnectionRefusedError", "[Errno 111]"), FailureCause.NETWORK),
+        (report("BrokenPipeError", "[Errno 32]"), FailureCause.NETWORK),
+        (report("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), FailureCause.OUT_OF_MEMORY),
+        (
+            report(
+                "RuntimeError", "DataLoader worker is killed: bus error, insufficient shared memory (shm)"
+            ),
+            FailureCause.OUT_OF_MEMORY,
+        ),
+        (
+            report("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. "),
+            FailureCause.KILLED,
+        ),
+        (report("RuntimeError", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen"), FailureCause.GPU_FAULT),
+        (report("RuntimeError", "column taxid 5 is missing"), FailureCause.USER_ERROR),
+        (report("RuntimeError", "xid is no column of the table"), FailureCause.USER_ERROR),
         (report("KeyError", "'price'"), FailureCause.USER_ERROR),
         (report("ValueError", "cuda error in my own words"), FailureCause.USER_ERROR),
         (Remains(exit_code=-signal.SIGKILL, kernel_oom_kills=1), FailureCause.OUT_OF_MEMORY),
@@ -217,6 +241,7 @@ def report(error_type: str, message: str) -> Remains:
         (Remains(exit_code=-signal.SIGSEGV), FailureCause.CRASHED),
         (Remains(exit_code=-signal.SIGABRT, log_tail=["CUDA error: unspecified"]), FailureCause.GPU_FAULT),
         (Remains(exit_code=3, log_tail=["Fatal Python error"]), FailureCause.CRASHED),
+        (Remains(exit_code=1, log_tail=["cuda driver: GPU is lost"]), FailureCause.GPU_FAULT),
         (Remains(exit_code=0), FailureCause.USER_ERROR),
         (Remains(stopped_for_s=1.1), FailureCause.HUNG),
         (Remains(silent_for_s=2.5), FailureCause.HUNG),
@@ -237,6 +262,15 @@ def test_only_what_would_come_again_is_hopeless() -> None:
     hopeless = {cause for cause in FailureCause if cause.is_hopeless}
     assert hopeless == {FailureCause.USER_ERROR, FailureCause.NON_FINITE}
     assert {cause for cause in FailureCause if cause.ends_run} == {*hopeless, FailureCause.STORAGE}
+    shared = {cause for cause in FailureCause if not cause.is_helped_by_spares}
+    assert shared == {*hopeless, FailureCause.STORAGE, FailureCause.OUT_OF_MEMORY}
+
+
+def test_an_exception_tells_its_cause_outside_a_training_too() -> None:
+    assert cause_of(RuntimeError("CUDA error: unspecified launch failure")) is FailureCause.GPU_FAULT
+    assert cause_of(MemoryError()) is FailureCause.OUT_OF_MEMORY
+    assert cause_of(ConnectionResetError("by peer")) is FailureCause.NETWORK
+    assert cause_of(ValueError("CUDA error")) is FailureCause.USER_ERROR
 
 
 # -- slots
