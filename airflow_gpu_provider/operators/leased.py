@@ -27,6 +27,7 @@ from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.operators.asking import GpuAskingOperator, seconds_of
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
+from airflow_gpu_provider.retry_policy import GpuRetryPolicy
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
 from airflow_gpu_provider.wire import ClaimState, ClaimView, wrong_fields
 
@@ -43,6 +44,8 @@ class GpuLeasedOperator(GpuAskingOperator):
 
     The arguments of `GpuAskingOperator`, and:
 
+    Without a `retry_policy` a task has `GpuRetryPolicy()`; `ExceptionRetryPolicy(rules=[])` turns it off.
+
     :param deferrable: wait in the triggerer instead of a worker slot
     """
 
@@ -50,6 +53,8 @@ class GpuLeasedOperator(GpuAskingOperator):
 
     def __init__(self, *, deferrable: bool | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if self.retry_policy is None:
+            self.retry_policy = GpuRetryPolicy()
         if deferrable is None:
             deferrable = conf.getboolean("operators", "default_deferrable", fallback=False)
         self.deferrable = deferrable
