@@ -17,6 +17,7 @@ from typing import Any
 from airflow.sdk import Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 from airflow_gpu_provider.sensors.artifacts import ArtifactSensor
@@ -134,6 +135,7 @@ def fine_tune_language_model() -> None:
         task_request="{{ params | tojson }}",
         train_params={"steps": 300},
         deferrable=True,
+        on_retry_callback=spawn_redundant_shards,
     )
     prepare_artifacts() >> artifacts >> fine_tune
 

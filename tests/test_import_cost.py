@@ -34,6 +34,8 @@ PUBLIC = (
     "airflow_gpu_provider.sensors.artifacts",
     "airflow_gpu_provider.triggers.lease",
     "airflow_gpu_provider.catalog.pipeline",
+    "airflow_gpu_provider.callbacks.redundancy",
+    "airflow_gpu_provider.retry_policy",
 )
 #: Airflow as a DAG file needs it, without this provider.
 PLAIN = "import airflow.sdk, airflow.triggers.base, airflow.providers.standard.operators.empty\n"

@@ -1,16 +1,20 @@
-"""What ``redundancy="auto"`` stands for: asked of the broker, whose history knows how often shards fail.
+"""How much redundancy a try gets: by the broker's history, and by what became of the try before.
 
-A training must start without it too: a broker that does not answer, or does not know the question, leaves the
-usual share. Used by `operators.training`.
+``redundancy="auto"`` asks the broker, whose history knows how often shards fail. A training must start
+without it too: a broker that does not answer, or does not know the question, leaves the usual share, and a
+folder that cannot be read raises nothing. Used by `operators.training`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.exceptions import GpuProviderError
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.training.next_try import LastTry, last_try
+from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.slots import USUAL_REDUNDANCY
 
 if TYPE_CHECKING:
@@ -36,3 +40,12 @@ def auto_redundancy(conn_id: str, task_class: str, model: str | None, log: Logge
         hook.close()
     log.info("%s", found.reason)
     return found.share
+
+
+def look_back(root: Path, log: Logger) -> LastTry | None:
+    """Return what became of the training's newest try, None when nothing readable is left of it."""
+    try:
+        return last_try(RunFolder(root))
+    except (OSError, ValueError) as error:
+        log.warning("The redundancy stays as it is: what the try before left cannot be read (%s)", error)
+        return None

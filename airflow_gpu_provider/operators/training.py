@@ -11,19 +11,22 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.local import LocalLauncher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
-from airflow_gpu_provider.operators.redundancy import auto_redundancy
+from airflow_gpu_provider.operators.redundancy import auto_redundancy, look_back
 from airflow_gpu_provider.operators.training_progress import ProgressLog, failed_on
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
+from airflow_gpu_provider.training.next_try import LastTry, note_lost_lease
 from airflow_gpu_provider.training.plan import RunPlan, check_entrypoint
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.run_folder import RunFolder, folder_name
@@ -54,11 +57,14 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param shard_count: number of shards when there is no `task_request`; None: one for each GPU
     :param sync_interval: steps between two synchronisations when there is no `task_request`; 1: every step
     :param train_params: plain values for `ctx.params` (templated)
-    :param redundancy: share of redundant shards, or "auto": twice the failure rate of such runs
+    :param redundancy: share of redundant shards, or "auto": twice the failure rate of such runs, and more
+        after a try that lost too many shards. With `on_retry_callback=spawn_redundant_shards` a share grows
+        from try to try as well, up to half of the shards.
     :param checkpoint_dir: folder of this training (templated); None: one for each task of each run below
         AIRFLOW_HOME. A folder shared by several runs lets a later run resume an earlier one.
     :param checkpoint_every: seconds between two checkpoints
     :param backend: "nccl", "gloo", or "auto": NCCL on GPUs, gloo on CPUs
+    :param allow_non_finite_loss: go on when a shard reports a loss that is NaN or infinite
     :param seed: all randomness follows from it, the step and the shard
     """
 
@@ -79,6 +85,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     redundancy: float | str = "auto"
     #: what "auto" stands for in this try; None = not asked yet
     _auto: float | None = None
+    #: what became of the try before, when this try's redundancy follows it
+    _last_try: LastTry | None = None
+    _looked_back = False
 
     def __init__(
         self,
@@ -92,6 +101,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 30.0,
         backend: Literal["auto", "nccl", "gloo"] = "auto",
+        allow_non_finite_loss: bool = False,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -105,6 +115,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
         self.backend = backend
+        self.allow_non_finite_loss = allow_non_finite_loss
         self.seed = seed
         self._run: TrainingRun | None = None
         if not any(_is_late(getattr(self, name)) for name in self.template_fields):
@@ -122,13 +133,16 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         return super().build_request()
 
     def claim_body(self, context: Context) -> ClaimBody:
-        """Return what this try asks, with as many spares as history calls for."""
+        """Return what this try asks, with as many spares as history and the try before call for."""
         self._ask_history(context)
+        self._follow_last_try(context)
         return super().claim_body(context)
 
     def run_leased(self, context: Context, lease: HeldLease) -> Any:
         """Train on the leased devices; return what the class says."""
-        self._ask_history(context)  # a task that was deferred works in another process than it asked
+        # A task that was deferred works in another process than it asked.
+        self._ask_history(context)
+        self._follow_last_try(context)
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = self._plan(context, lease, folder)
         self._run = LocalLauncher().start(plan)
@@ -138,6 +152,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         except LeaseLost as lost:
             if not isinstance(lost, LeasePreempted):  # else the shards may still save
                 self._run.kill()
+            note_lost_lease(plan.run_dir, lost.message)
             raise
         finally:
             self._run.stop()  # nothing outlives the lease; a no-op for a run that has ended
@@ -182,6 +197,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             python_path=tuple(entry for entry in sys.path if entry),
             threads_per_shard=threads_per_shard(shape.shards, self.cpu_cores),
             checkpoint_every_s=self.checkpoint_every,
+            allow_non_finite_loss=self.allow_non_finite_loss,
         )
 
     def _asked(self) -> TaskRequest | None:
@@ -189,13 +205,16 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
     def _shape(self, gpus: int) -> TrainingShape:
         asked = self._asked()
-        return training_shape(
+        shape = training_shape(
             gpus,
             shard_count=asked.shard_count if asked else self.shard_count,
             sync_interval=asked.sync_interval if asked else self.sync_interval,
             redundancy=self.redundancy,
             auto=USUAL_REDUNDANCY if self._auto is None else self._auto,
         )
+        if self._last_try is None:
+            return shape
+        return replace(shape, spares=max(shape.spares, self._last_try.spares_now(shape.shards)))
 
     def _ask_history(self, context: Context) -> None:
         """Let the broker say what "auto" stands for; never when the DAG is only read."""
@@ -209,13 +228,35 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             self.log,
         )
 
+    @property
+    def raises_redundancy(self) -> bool:
+        """True when a try that lost too many shards is followed by one with more redundant ones."""
+        return self.redundancy == "auto" or spawn_redundant_shards in self.on_retry_callback
+
+    def redundancy_after(self, context: Context) -> str | None:
+        """Say with how many redundant shards the next try starts, for `spawn_redundant_shards`."""
+        last = look_back(training_root(self.checkpoint_dir, context), self.log)
+        return None if last is None else last.sentence(self._shape(self.build_request().gpus).shards)
+
+    def _follow_last_try(self, context: Context) -> None:
+        """Look once, in a retry, at what the try before left, whatever ended it."""
+        if self._looked_back or context["ti"].try_number <= 1 or not self.raises_redundancy:
+            return
+        self._looked_back = True
+        self._last_try = look_back(training_root(self.checkpoint_dir, context), self.log)
+        if self._last_try is not None:
+            shards = self._shape(self.build_request().gpus).shards
+            self.log.info("%s", self._last_try.sentence(shards))
+
 
 def training_result(record: RunRecord) -> dict[str, Any]:
     """Return the XCom of a run that succeeded; raise what tells Airflow whether to retry otherwise."""
     if record.state is not RunState.SUCCEEDED or record.checkpoint is None:
         failures = {f.rank: f.sentence for f in record.failures if f.rank is not None}
         error = WorkerGroupFailed(
-            f"The training ended {record.state.value}: {record.error}", failures=failures
+            f"The training ended {record.state.value}: {record.error}",
+            reason=record.unreplaced[-1].cause.value if record.unreplaced else record.state.value,
+            failures=failures,
         )
         if record.hopeless:
             raise AirflowFailException(f"{error.message} [{error.reason}]") from error

@@ -86,7 +86,7 @@ class ProgressLog:
                 break
             time.sleep(_POLL_S)
         if record is None or not record.state.is_terminal:
-            raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}")
+            raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}", reason="broke_off")
         return record
 
     def _note_checkpoint(self, record: RunRecord, lease: HeldLease) -> None:

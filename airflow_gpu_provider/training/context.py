@@ -153,15 +153,22 @@ class TrainContext:
         self._loop.step_optimizer(optimizer)
 
     def report(self, *, loss: Number, **metrics: Number) -> None:
-        """Record the loss and other numbers of this step. A loss that is not finite ends the run."""
+        """Record the loss and other numbers of this step.
+
+        A loss that is not finite ends the run, unless the operator has `allow_non_finite_loss=True`.
+        """
         if self._loop is None or self._loop.rank is None:
             raise InvalidRequest("ctx.report(loss=...) belongs inside `for step in ctx.steps(n)`.")
         step = self._loop.step
+        if not self._plan.allow_non_finite_loss:
+            self._check_loss(step, loss)
+        self._telemetry.report(self._loop.rank, step, {"loss": loss, **metrics})
+
+    def _check_loss(self, step: int, loss: Number) -> None:
         if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
             self._unchecked.append((step, loss.detach()))  # reading it now would wait for the device
         else:
             self._raise_if_not_finite(step, loss.item() if isinstance(loss, torch.Tensor) else float(loss))
-        self._telemetry.report(self._loop.rank, step, {"loss": loss, **metrics})
 
     def _check_losses(self) -> None:
         if self._unchecked:
@@ -175,5 +182,6 @@ class TrainContext:
         if not math.isfinite(loss):
             raise NonFiniteLoss(
                 f"the loss of shard {self.shard} is {loss} at step {step}; lower the learning rate or clip "
-                "the gradients, and look for bad samples in that shard's batch"
+                "the gradients, and look for bad samples in that shard's batch; where such steps are "
+                "expected, say allow_non_finite_loss=True"
             )

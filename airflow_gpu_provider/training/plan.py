@@ -57,6 +57,7 @@ class RunPlan(BaseModel):
     python_path: tuple[str, ...] = ()  #: appended to the shard's own, so that the entrypoint can be imported
     threads_per_shard: int = Field(default=1, ge=1)
     checkpoint_every_s: float = Field(default=30.0, ge=0)
+    allow_non_finite_loss: bool = False  #: else a loss that is NaN or infinite ends the run
     keep_checkpoints: int = Field(default=2, ge=1)
     max_respawns: int = Field(default=2, ge=0)  #: without any progress in between
     heartbeat_s: float = Field(default=0.2, gt=0)
@@ -95,6 +96,7 @@ class RunPaths:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.plan = run_dir / "plan.json"
+        self.lease_lost = run_dir / "lease_lost"
         self.run = run_dir / "run.json"
         self.supervisor_log = run_dir / "supervisor.log"
         self.logs = run_dir / "logs"

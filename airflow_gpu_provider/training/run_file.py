@@ -73,8 +73,14 @@ class RunRecord(BaseModel):
     result: JsonValue = None  #: what ``train`` returned on rank 0
     error: str | None = None
     hopeless: bool = False  #: the error would come back on a retry
+    orphaned: bool = False  #: it stopped because the process that started it was gone
     started_at: datetime
     updated_at: datetime
+
+    @property
+    def unreplaced(self) -> list[ShardFailure]:
+        """The lost shards whose rank nobody took, oldest first: each takeover answers one loss."""
+        return [failure for failure in self.failures if failure.rank is not None][len(self.takeovers) :]
 
 
 def write_json(path: Path, text: str) -> None:

@@ -41,6 +41,11 @@ class RunFolder:
             ) from error
         raise InvalidRequest(f"checkpoint_dir={str(self.root)!r} holds 1000 attempts; clear it.")
 
+    def last_attempt(self) -> Path | None:
+        """Return the folder of the newest attempt that got as far as a plan."""
+        plans = sorted(self.root.glob("attempts/*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns)
+        return plans[-1].parent if plans else None
+
     def mark_delivered(self, result: str) -> None:
         """Note that the result reached Airflow: another run of the same task means to start anew."""
         now = datetime.now(timezone.utc).isoformat()

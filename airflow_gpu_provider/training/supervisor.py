@@ -220,9 +220,9 @@ class Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._stop_reason is None:
-            is_orphan = number == signal.SIGHUP
+            self.record.orphaned = number == signal.SIGHUP
             asked = f"asked by {signal.Signals(number).name}"
-            self._stop_reason = "the process that started the run is gone" if is_orphan else asked
+            self._stop_reason = "the process that started the run is gone" if self.record.orphaned else asked
 
     def _stop_when_asked(self, now: float) -> None:
         if self._stop_reason is None or self._is_done():

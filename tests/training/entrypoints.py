@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from typing import Any
@@ -47,10 +48,14 @@ def train(ctx: Any) -> dict[str, Any]:
         loss = nn.functional.mse_loss(net(x), y)
         if ctx.shard == 1 and step == ctx.params.get("raise_at"):
             raise KeyError("no such column: price")
+        if ctx.shard == 1 and step == int(ctx.params.get("die_at", -1)):
+            os.kill(os.getpid(), signal.SIGKILL)
         if ctx.shard == 1 and step == ctx.params.get("cut_network_at") and not was_cut:
             was_cut = cut_network()
         if ctx.shard == 1 and step == ctx.params.get("nan_at"):
             loss = loss * float("nan")
+        if step == ctx.params.get("report_nan_at"):
+            ctx.report(loss=float("nan"))
         optimizer.zero_grad()
         loss.backward()
         ctx.step(optimizer)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,9 @@ import pytest
 
 from airflow_gpu_provider.training.failures import FailureCause
 from airflow_gpu_provider.training.measurements import read_telemetry
-from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from airflow_gpu_provider.training.next_try import last_try
+from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record
+from airflow_gpu_provider.training.run_folder import RunFolder
 from tests.training.oracle import expected_weights
 from tests.training.running import Running, make_plan, start
 
@@ -203,3 +208,41 @@ def test_the_store_is_reachable_on_loopback_only_and_needs_the_secret(
     record = running.end()
     assert record.state is RunState.STOPPED and "SIGTERM" in str(record.error)
     assert record.checkpoint is not None and record.checkpoint.step >= 10
+
+
+def test_a_loss_that_is_not_finite_is_only_recorded_where_that_is_allowed(
+    training: Callable[..., Running],
+) -> None:
+    running = training(params={"report_nan_at": 17}, allow_non_finite_loss=True)
+    record = running.end()
+    assert record.state is RunState.SUCCEEDED and record.failures == []
+    assert weights(record) == expected_weights(10), "the training itself was not touched"
+
+
+def test_a_run_whose_worker_was_killed_says_so_for_the_next_try(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, params={"steps": 100_000}, attempt="attempts/try-1")
+    plan.paths.create()
+    plan.paths.plan.write_text(plan.model_dump_json())
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from airflow_gpu_provider.launchers.local import LocalLauncher\n"
+        "from airflow_gpu_provider.training.plan import RunPlan\n"
+        "LocalLauncher().start(RunPlan.model_validate_json(Path(sys.argv[1]).read_text())); time.sleep(600)"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code, str(plan.paths.plan)])
+    try:
+        wait_for(plan.paths.run, RunState.RUNNING)
+    finally:
+        worker.kill()
+        worker.wait()
+    wait_for(plan.paths.run, RunState.STOPPED)
+    last = last_try(RunFolder(tmp_path))
+    assert last is not None and (last.spares, last.more) == (0, 1)
+    assert "broke off with its worker" in last.sentence(2)
+
+
+def wait_for(run_file: Path, state: RunState) -> None:
+    deadline = time.monotonic() + 60
+    while (record := read_record(run_file)) is None or record.state is not state:
+        assert time.monotonic() < deadline, record
+        time.sleep(0.05)

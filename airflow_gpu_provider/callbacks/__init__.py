@@ -1,0 +1,1 @@
+"""What Airflow calls when a task changes its state."""
