@@ -79,7 +79,7 @@ class Settings(BaseModel):
         1.0, ge=0.1, le=60, description="How often an agent reports its devices."
     )
     leader_ttl_s: float = Field(
-        2.0, ge=0.5, le=60, description="A replica takes over when the leader has been silent this long."
+        1.0, ge=0.5, le=60, description="A replica takes over when the leader has been silent this long."
     )
     standby_s: float = Field(
         10.0,

@@ -27,6 +27,7 @@ from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
+from airflow_gpu_provider.server.lead import Lead
 from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.reconciler import TaskStates, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
@@ -72,7 +73,7 @@ class Leader(threading.Thread):
     ) -> None:
         super().__init__(name="gpu-broker-leader", daemon=True)
         self._settings = settings
-        self._leadership = leadership
+        self._lead = Lead(leadership)
         self._desk = desk
         self._asks = asks
         self._store = store
@@ -87,12 +88,11 @@ class Leader(threading.Thread):
         self._clock = clock
         self._task_states = task_states
         self._stopping = threading.Event()
-        self._term: Term | None = None
         self._must_load = False
         self._fleet_version = (-1, -1)
         self._history_version = self._reservations_version = -1
         self._nodes_seen_at: datetime | None = None
-        self._next_heartbeat = self._next_events = self._next_upkeep = self._next_clean_up = 0.0
+        self._next_events = self._next_upkeep = self._next_clean_up = 0.0
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and resign."""
@@ -123,43 +123,31 @@ class Leader(threading.Thread):
                     self._stopping.wait(0.05)
         finally:
             self._desk.close()
-            if self._term is not None:
-                self._leadership.resign(self._term)
+            self._lead.close()
 
     def _step(self) -> None:
-        self._wakeup.wait_for_work(_LOOK_S)
-        self._keep_lead()
-        if self._term is not None:
+        self._wakeup.wait_for_work(self._lead.wait_s(_LOOK_S))
+        if self._lead.keep():
+            self._desk.close()
+        term = self._lead.term
+        if term is not None:
             if self._must_load or not self._desk.is_open:
-                self._load(self._term)
+                self._load(term)
             if time.monotonic() >= self._next_events:
                 self._next_events = time.monotonic() + _LOOK_S
-                self._take_events(self._term)
+                self._take_events(term)
             self._see_fleet()
             self._desk.crowd.gather(self._wakeup.wait_for_work)
-            if self._desk.turn(self._term):
+            if self._desk.turn(term):
                 self._wakeup.ring_leader()  # what was postponed, or can start now
         if time.monotonic() >= self._next_upkeep:
             self._next_upkeep = time.monotonic() + _UPKEEP_S
             self._upkeep()
 
     # -- leading
-    def _keep_lead(self) -> None:
-        if time.monotonic() < self._next_heartbeat:
-            return
-        # A third of the TTL: two heartbeats may be late before another replica takes over.
-        self._next_heartbeat = time.monotonic() + self._leadership.ttl_s / 3
-        term = self._leadership.acquire()
-        if term == self._term:
-            return
-        self._desk.close()
-        self._term = term
-        if term is not None:
-            log.info("Leading in term %d as %s", term.number, term.holder)
-
     def _follow(self) -> None:
         self._desk.close()
-        self._term, self._next_heartbeat = None, 0.0
+        self._lead.give_up()
 
     def _load(self, term: Term) -> None:
         """Take the board and the engine from the tables."""
@@ -252,7 +240,7 @@ class Leader(threading.Thread):
         self._drains.refresh()
         self._reservations.refresh()
         self._history.refresh()
-        if self._term is None:
+        if self._lead.term is None:
             return
         if self._desk.engine is not None and self._history.version != self._history_version:
             self._desk.engine.learn(self._learned())

@@ -17,7 +17,7 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 
 WRITES = {"gpu_writes": True}  # execution option of a connection that will write
 _SQLITE_WAIT_S = 30
-_FROZEN_MS = 2000  # PostgreSQL ends a session that sleeps this long inside a transaction
+_FROZEN_MS = 1000  # PostgreSQL ends a session that sleeps this long inside a transaction
 _LOCKED_MS = 5000
 
 

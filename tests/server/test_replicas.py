@@ -143,9 +143,11 @@ def test_the_follower_takes_over_with_all_that_was_promised(replicas: Replicas) 
 
 def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: Replicas) -> None:
     leader, follower = replicas
-    term = leader.leader._term
+    term = leader.leader._lead.term
     assert term is not None
-    leader.leadership.acquire = lambda: term  # type: ignore[method-assign]  # it believes that it still leads
+    # It believes that it still leads, and tells nobody.
+    leader.leadership.acquire = lambda: term  # type: ignore[method-assign]
+    leader.leadership.renew = lambda _: True  # type: ignore[method-assign]
     until_leading(follower)
     claim_id = ask(leader, "one")
     until_granted(follower, claim_id)

@@ -47,3 +47,23 @@ def test_nobody_leads_after_a_resignation(engine: Engine) -> None:
     leader.resign(term)
     assert leader.current() is None
     assert Leadership(engine, "b", ttl_s=60).acquire() is not None
+
+
+def test_a_lead_is_renewed_in_its_term_and_never_after_another_took_it(engine: Engine) -> None:
+    first = Leadership(engine, "a", ttl_s=0.2)
+    term = first.acquire()
+    assert term is not None and first.renew(term)
+    time.sleep(0.3)
+    assert first.renew(term), "late, but nobody has taken it"
+    time.sleep(0.3)
+    second = Leadership(engine, "b", ttl_s=60)
+    assert second.acquire() is not None
+    assert not first.renew(term)
+    assert second.current() == "b"
+
+
+def test_who_does_not_lead_knows_how_long_the_other_still_does(engine: Engine) -> None:
+    Leadership(engine, "a", ttl_s=60).acquire()
+    other = Leadership(engine, "b", ttl_s=60)
+    assert other.acquire() is None
+    assert other.free_in_s is not None and 0 < other.free_in_s <= 60
