@@ -28,6 +28,7 @@ from airflow_gpu_provider.broker.reservation import (
 )
 
 _NOTHING: frozenset[DeviceId] = frozenset()
+_NOBODYS: frozenset[str] = frozenset()
 #: Claims that promise to end may use a device up to the very moment that leaves them their time.
 _INSTANT = timedelta(microseconds=1)
 #: Leases come and go many times a second in a large fleet, and a start is far ahead of most of them.
@@ -127,6 +128,8 @@ class Keeping:
 
     def key_for(self, claim: Claim, key: ClassKey, now: datetime) -> ClassKey:
         """Return the class of a claim at this moment: what is closed to it is excluded."""
+        if not self.kept:
+            return key
         closed = self.closed_to(claim, now)
         return key._replace(excluded=key.excluded | closed) if closed else key
 
@@ -140,6 +143,8 @@ class Keeping:
 
     def owned_by(self, claim: Claim) -> frozenset[str]:
         """Return the reservations that are for a claim; they are part of what makes claims alike."""
+        if not self.reservations:
+            return _NOBODYS
         return frozenset(each.id for each in self.reservations if each.is_for(claim))
 
     def overstayers(self, leases: Callable[[], Iterable[Lease]], now: datetime) -> frozenset[LeaseId]:
