@@ -108,6 +108,11 @@ class HeldLease:
         """Set when the devices are being taken back: the work may still save what it did."""
         return self._time.ending
 
+    @property
+    def ends_in_s(self) -> float | None:
+        """How long the work has to save itself and stop; None = its devices are not taken back."""
+        return max(0.0, self._time.left_s() - self._reaction_s()) if self.ending.is_set() else None
+
     def raise_if_ending(self) -> None:
         """Raise LeasePreempted when the devices are being taken back; to be called once the work is saved.
 
@@ -214,11 +219,13 @@ class HeldLease:
             with lease_mark(self.lease_id):
                 yield self
             outcome = "done"
-        except LeasePreempted:
-            outcome = PREEMPTED
+        except LeaseLost as error:
+            if isinstance(error, LeasePreempted) or self.ending.is_set():
+                outcome = PREEMPTED  # also work that did not stop in time: it has now
+                self._time.raise_if_ending()
+            if isinstance(error, _LostNow):
+                raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
             raise
-        except _LostNow:
-            raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
         finally:
             with self._ending:  # after this nothing is raised into what follows the work
                 self._ended.set()
@@ -231,7 +238,7 @@ class HeldLease:
     def release(self, outcome: str) -> None:
         """Give the devices back. A failure is logged only: the lease then ends by its TTL."""
         self._ended.set()
-        if self.lost.is_set():
+        if self.lost.is_set() and outcome != PREEMPTED:
             return
         try:
             self._hook.release(self.lease_id, self._release_body(outcome))
@@ -273,7 +280,7 @@ class HeldLease:
         while (left_s := self._time.left_s() - self._reaction_s()) > 0:
             if self._ended.wait(left_s):
                 return
-        self._lose(f"Lease {self.lease_id} could not be renewed within its TTL of {self._view.ttl_s:g} s.")
+        self._lose(self._time.why_over(self.lease_id))
 
     def _renewal(self) -> RenewBody:
         age_s = self._time.saved_s()

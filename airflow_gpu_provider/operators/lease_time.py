@@ -32,6 +32,12 @@ class LeaseTime:
         """Return how long the lease is good if no renewal succeeds."""
         return self.good_until - time.monotonic()
 
+    def why_over(self, lease_id: str) -> str:
+        """Return why the work ends, since no time is left."""
+        if self.ending.is_set():
+            return f"Lease {lease_id} had to end, and its work did not stop in time."
+        return f"Lease {lease_id} could not be renewed within its TTL of {self.ttl_s:g} s."
+
     def renewed(self, answer: RenewAnswer, *, asked_at: float) -> None:
         """Take the answer to a renewal that was asked for at `asked_at` (monotonic seconds)."""
         ends_in_s = answer.ends_in_s

@@ -24,7 +24,7 @@ from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.local import LocalLauncher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.operators.redundancy import auto_redundancy, look_back
-from airflow_gpu_provider.operators.training_progress import ProgressLog, failed_on
+from airflow_gpu_provider.operators.training_progress import ProgressLog, end_run, failed_on
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.next_try import LastTry, note_lost_lease
 from airflow_gpu_provider.training.plan import RunPlan, check_entrypoint
@@ -155,7 +155,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             note_lost_lease(plan.run_dir, lost.message)
             raise
         finally:
-            self._run.stop()  # nothing outlives the lease; a no-op for a run that has ended
+            end_run(self._run)
         for device_id in record.suspect_devices:
             lease.report_failed_device(device_id)
         if (measured := progress.measured()) is not None:

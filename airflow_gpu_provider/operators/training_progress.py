@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.exceptions import WorkerGroupFailed
+from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.training.measurements import last_report
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
@@ -43,6 +43,15 @@ def failed_on(record: RunRecord, plan: RunPlan, lease: HeldLease) -> list[str | 
         devices = slots[number].device_ids if number < len(slots) else ()
         found[failure.rank] = next((node_of[each] for each in devices if each in node_of), None)
     return list(found.values())
+
+
+def end_run(run: TrainingRun) -> None:
+    """Let nothing outlive the lease: let the shards save, or end them at once when the lease ends first."""
+    try:
+        run.stop()  # a no-op for a run that has ended
+    except LeaseLost:
+        run.kill()
+        raise
 
 
 class ProgressLog:

@@ -197,7 +197,7 @@ class Broker:
             return renewal(row.expires_at, taken_for(row), now)
 
         found = await self._ask(Renew(lease_id, body.epoch, saved_at), renew_in_tables)
-        if not isinstance(found, Entry):
+        if isinstance(found, RenewAnswer):
             return found
         if found.held is None:  # a lease that ended in the same moment: the tables know why
             return await run_in_threadpool(renew_in_tables)

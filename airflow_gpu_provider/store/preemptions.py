@@ -56,9 +56,8 @@ class Preemptions:
         return not any((self.taken, self.spared, self.waits_again, self.saved))
 
     def leases(self) -> list[str]:
-        """Return the leases that are changed."""
-        taken = [each.lease_id for each in self.taken]
-        return [*taken, *(each.lease_id for each in self.waits_again), *self.spared, *self.saved]
+        """Return the leases that are changed for who holds them and go on."""
+        return [*(each.lease_id for each in self.taken), *self.saved]
 
 
 def write_preemptions(script: Script, preemptions: Preemptions, now: datetime, otherwise: Exception) -> None:
@@ -82,6 +81,7 @@ def wait_again(script: Script, again: WaitsAgain, now: datetime, otherwise: Exce
         1,
         otherwise,
         key=again.lease_id,
+        whose=again.claim_id,
         now=now,
         result=again.outcome,
         failed=list(again.failed_devices),
@@ -165,7 +165,7 @@ _SPARE = (
 _SAVED = update(lease).where(*_LIVE).values(checkpoint_at=bindparam("saved"))
 _PREEMPT = (
     update(lease)
-    .where(*_LIVE)
+    .where(*_LIVE, lease.c.claim_id == bindparam("whose"))
     .values(
         ended_at=bindparam("now"),
         end_reason=PREEMPTED,

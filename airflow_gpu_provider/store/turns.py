@@ -67,8 +67,10 @@ class Turn:
     def leases(self) -> list[str]:
         """Return the leases that are changed for who holds them."""
         expired = [str(each.lease_id) for each in self.expired]
-        changed = [*self.changes.leases(), *self.changes.withdrawn, *self.preemptions.leases()]
-        return [*expired, *self.renewed, *self.collected, *changed]
+        changed = [*self.renewed, *self.collected, *self.changes.leases(), *self.changes.withdrawn]
+        passed_on = {each.lease_id for each in self.passed_on}  # may be taken back in the same turn
+        taken = (each for each in self.preemptions.leases() if each not in passed_on)
+        return [*expired, *changed, *taken]
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to write."""
