@@ -34,14 +34,14 @@ class ByHand:
 
     def hear(self) -> None:
         """Take note of what other replicas wrote."""
-        assert self.broker.leader._term is not None
-        self.broker.leader._take_events(self.broker.leader._term)
+        assert self.broker.leader._lead.term is not None
+        self.broker.leader._take_events(self.broker.leader._lead.term)
 
     def turn(self) -> None:
         """Serve what was asked."""
-        assert self.broker.leader._term is not None
+        assert self.broker.leader._lead.term is not None
         for _ in range(2):  # a resize waits until the one before has settled
-            self.broker.desk.turn(self.broker.leader._term)
+            self.broker.desk.turn(self.broker.leader._lead.term)
 
     def do(self, request: Request) -> Entry:
         """Serve a request at once."""
