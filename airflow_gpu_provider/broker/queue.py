@@ -152,6 +152,11 @@ def _ends_before(max_runtime_s: float, hold: _Hold) -> bool:
     return hold.starts_in_s is not None and max_runtime_s <= hold.starts_in_s
 
 
+def nobody(claim: Claim, key: ClassKey) -> bool:
+    """Take no lease back."""
+    return False
+
+
 class Walk:
     """One walk along the queue: each claim is placed, or holds what it needs and waits.
 
@@ -166,7 +171,7 @@ class Walk:
         holds: Holds,
         share: FairShare,
         back: TakingBack,
-        take_back: Callable[[Claim, ClassKey], bool] = lambda claim, key: False,
+        take_back: Callable[[Claim, ClassKey], bool] = nobody,
     ) -> None:
         self._capacity = capacity
         self._back = back

@@ -8,25 +8,18 @@ transaction of the server's leader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 
 from airflow_gpu_provider.broker import move
-from airflow_gpu_provider.broker.capacity import Capacity
-from airflow_gpu_provider.broker.diagnosis import Outlook
-from airflow_gpu_provider.broker.fair_share import FairShare
-from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.floor import Floor
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.matching import match_degree
 from airflow_gpu_provider.broker.model import DeviceId, Lease, LeaseId
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused
 from airflow_gpu_provider.broker.pending import Pending
-from airflow_gpu_provider.broker.placement import Placer
-from airflow_gpu_provider.broker.queue import Holds
-from airflow_gpu_provider.broker.regions import Regions
 from airflow_gpu_provider.broker.resize import Decision, Wish, resize
 from airflow_gpu_provider.broker.room import FreeRoom
 
@@ -40,26 +33,15 @@ class Resizing:
     """Changes of the leases in some holdings. None, where a lease or decision is returned: it is not live."""
 
     def __init__(
-        self,
-        holdings: Holdings,
-        capacity: Capacity,
-        placer: Placer,
-        outlook: Outlook,
-        pending: Pending,
-        share: FairShare,
-        keeping: Keeping,
-        regions: Regions,
-        touch: Callable[[int], None],
-        policy: ResizePolicy | None = None,
+        self, floor: Floor, pending: Pending, keeping: Keeping, policy: ResizePolicy | None = None
     ) -> None:
-        self._holdings = holdings
-        self._capacity = capacity
-        self._placer = placer
-        self._outlook = outlook
+        self._floor = floor
+        self._holdings = floor.holdings
+        self._capacity = floor.capacity
+        self._placer = floor.placer
+        self._share = floor.share
+        self._regions = floor.regions
         self._pending = pending
-        self._share = share
-        self._regions = regions
-        self._touch = touch
         self._keeping = keeping
         self._policy = policy
 
@@ -141,7 +123,7 @@ class Resizing:
         """Yield what is free behind all who wait for anything that the lease could grow into."""
         any_size = replace(lease.request, memory_mib=0)
         kinds = self._regions.of_kinds(self._placer.kinds(any_size)) | self._kinds_of(lease.devices)
-        holds = Holds(self._capacity, self._placer, self._outlook, partial(self._holdings.endings, now))
+        holds = self._floor.holds(now)
         near = self._regions.around(kinds, None, self._pending.classes.values())
         try:
             for waiting in self._pending.heads(self._share, near):
@@ -155,7 +137,7 @@ class Resizing:
 
     def _touch_devices(self, devices: Iterable[DeviceId]) -> None:
         """Let the next turn look at those who wait for such devices, or share nodes with them."""
-        self._touch(self._kinds_of(devices))
+        self._floor.touch(self._kinds_of(devices))
 
     def _kinds_of(self, devices: Iterable[DeviceId]) -> int:
         layout = self._capacity.layout

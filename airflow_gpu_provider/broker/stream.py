@@ -8,11 +8,13 @@ next step is `fragmentation.Mix`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from airflow_gpu_provider.broker.fragmentation import Mix
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.speed_costs import SpeedCosts
+from airflow_gpu_provider.broker.throughput import Speeds
 
 #: Requests that make up the mix at most, and arrivals after which it is made anew.
 WINDOW = 6000
@@ -53,3 +55,13 @@ class Stream:
         self._due = self._seen + min(RENEW_AFTER, self._seen)
         self.in_use = self._times.copy()
         return Mix.of(layout, self.in_use)
+
+    def speed_costs(self, layout: Layout, learned: Mapping[str, Speeds]) -> SpeedCosts:
+        """Return what models cost those requests, by what was learned."""
+        costs = SpeedCosts(layout.kinds, learned)
+        costs.renew(self.in_use)
+        return costs
+
+    def asked(self) -> tuple[GpuRequest, ...]:
+        """Return the requests that the present mix is made of."""
+        return tuple(self.in_use.elements())

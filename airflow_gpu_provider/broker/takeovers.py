@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part
 from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.holdings import Holdings
+from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import Claim, ClaimId, Lease, LeaseId, Preemption, PreemptionPolicy
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.preemption import Rights, fits_without, plan
 from airflow_gpu_provider.broker.taking_back import TakingBack
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.broker.floor import Floor
 
 _PAUSE = timedelta(seconds=1)
 #: Blocked classes that are looked at in one turn, the first ones in the order: bounds its time.
@@ -73,26 +78,32 @@ class Takeovers:
         spared, self._spared = tuple(self._spared), []
         return spared
 
-    def search(
-        self, placer: Placer, share: FairShare, stay: Callable[[], frozenset[LeaseId]], now: datetime
-    ) -> Search | None:
-        """Return what looks for leases in this turn; None = it is too early, or there is nobody to take from.
+    def search(self, floor: Floor, keeping: Keeping, now: datetime) -> Search | None:
+        """Return what looks for leases in this turn, for all who wait.
 
-        ``stay`` tells the leases of others on devices whose reservation has started.
+        None = it is too early, or there is nobody to take from.
         """
         if now < self._next_at or self._policy.budget <= 0:
             return None
         able = {lease.id: lease for lease in self._holdings.preemptible()}
-        overstayers = stay()
-        for lease_id in (*share.borrowed(), *overstayers):
+        overstayers = keeping.overstayers(lambda: self._holdings, now)
+        for lease_id in (*floor.share.borrowed(), *overstayers):
             if (lease := self._holdings.get(lease_id)) is not None:
                 able[lease_id] = lease
         if not able and not self.back:
             return None
         self._next_at = now + _PAUSE
-        return Search(
-            self._policy, able, self._holdings, self._capacity, placer, share, self.back, overstayers, now
-        )
+        floor.touch_all()
+        judges = self._holdings, self._capacity, floor.placer, floor.share, self.back
+        return Search(self._policy, able, *judges, keeping, overstayers, now)
+
+    def begin(self, search: Search) -> list[Claim]:
+        """Take back what was found; return the claims that wait by themselves now, or no longer do."""
+        for _, found in search.found:
+            self.back.begin(found)
+        for claim in search.given_up:
+            self.stop(claim.id)
+        return [*(claim for claim, _ in search.found), *search.given_up]
 
 
 class Search:
@@ -107,6 +118,7 @@ class Search:
         placer: Placer,
         share: FairShare,
         back: TakingBack,
+        keeping: Keeping,
         overstayers: frozenset[LeaseId],
         now: datetime,
     ) -> None:
@@ -117,19 +129,17 @@ class Search:
         self._placer = placer
         self._share = share
         self._back = back
+        self._keeping = keeping
         self._overstayers = overstayers
         self._now = now
         self._left = _MOST
         self.found: list[tuple[Claim, Preemption]] = []
         self.given_up: list[Claim] = []  #: those that can still not start though all has ended for them
 
-    def look(self, claim: Claim, key: ClassKey, *, is_owner: bool) -> bool:
-        """Decide whether leases are taken back for a claim that is blocked; return whether some are.
-
-        ``is_owner``: a reservation is for the claim.
-        """
+    def look(self, claim: Claim, key: ClassKey) -> bool:
+        """Decide whether leases are taken back for a claim that is blocked; return whether some are."""
         self._left -= 1
-        found = self._plan(claim, key, is_owner) if self._able and self._left >= 0 else None
+        found = self._plan(claim, key) if self._able and self._left >= 0 else None
         if found is not None:
             self._holdings.take_back(found)
             for lease_id in found.victims:
@@ -140,9 +150,9 @@ class Search:
             self.given_up.append(claim)
         return claim.id in self._back
 
-    def _plan(self, claim: Claim, key: ClassKey, is_owner: bool) -> Preemption | None:
+    def _plan(self, claim: Claim, key: ClassKey) -> Preemption | None:
         reclaimable = self._share.reclaimable(claim)
-        if is_owner:
+        if self._overstayers and self._keeping.owned_by(claim):
             reclaimable |= self._overstayers
         rights = Rights(reclaimable, self._share.protected(claim))
         groups = self._placer.groups(key.request, key.excluded)

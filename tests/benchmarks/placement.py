@@ -167,7 +167,7 @@ class Replay:
         self.declined += self.books.has_room(request)
 
     def _place_without_gpu(self, request: GpuRequest) -> None:
-        capacity, mix = self._engine.capacity, self._engine.mix
+        capacity, mix = self._engine.floor.capacity, self._engine.floor.placer.mix
         layout = capacity.layout
         cpu, memory = millicores(request.cpu_cores), request.host_memory_mib
         bank = np.flatnonzero(

@@ -205,7 +205,7 @@ def test_many_tasks_that_ask_the_same_are_one_class_until_something_is_learned_o
     engine = Engine(POLICY, fleet(1, 1), singles(1), queue)
     engine.turn(NOW)
     assert len(engine._pending.classes) == 1
-    assert set(engine.mix_of) == {request()}
+    assert set(engine.stream.asked()) == {request()}
     engine.learn({"dag.task3": Speeds({"A100": 1.0})})
     engine.turn(NOW)
     assert sorted(len(each.queue) for each in engine._pending.classes.values()) == [1, 4]

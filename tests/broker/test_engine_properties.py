@@ -202,7 +202,7 @@ class EngineAgainstCycle(RuleBasedStateMachine):
             taken_back=tuple(self.engine._takeovers.back.ended()),
         )
         mine = self.engine.turn(self.now)
-        before = replace(before, recent=self.engine.mix_of)
+        before = replace(before, recent=self.engine.stream.asked())
         reference = decide(before, self.now, POLICY, self.quotas)
         assert set(mine.rejections) == set(reference.rejections)
         assert set(mine.expired) == set(reference.expired)

@@ -33,6 +33,10 @@ FOR_EVER = timedelta(days=30)
 HOUR = 3600.0
 
 
+def overstayers(engine: Engine, now: datetime) -> frozenset[LeaseId]:
+    return engine.keeping.overstayers(lambda: engine.floor.holdings, now)
+
+
 def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
@@ -128,12 +132,12 @@ def test_who_overstays_is_named_until_the_lease_ends() -> None:
     held = replace(lease("guest", "n0/0"), claim=guest)
     engine = engine_with(fleet(1, 1), reserved("n0/0", start=60), leases=[held])
     engine.turn(NOW)
-    assert engine.overstayers(NOW) == frozenset()
+    assert overstayers(engine, NOW) == frozenset()
     engine.turn(at(60))
-    assert engine.overstayers(at(60)) == {"lease-guest"}
+    assert overstayers(engine, at(60)) == {"lease-guest"}
     engine.end(LeaseId("lease-guest"))
     engine.turn(at(61))
-    assert engine.overstayers(at(61)) == frozenset()
+    assert overstayers(engine, at(61)) == frozenset()
 
 
 def test_turns_choose_nothing_while_nothing_that_matters_happens() -> None:
@@ -233,7 +237,7 @@ def test_the_owner_gets_its_devices_at_the_start_if_nobody_overstays(
             held = written(placement, asker, at(second))
             engine.granted(placement, held)
             live[asker.id] = (second + (asker.request.max_runtime_s or 1e9), held)
-    assert engine.overstayers(at(5000)), "nobody is in the way, and the owner waits"
+    assert overstayers(engine, at(5000)), "nobody is in the way, and the owner waits"
 
 
 def test_a_lease_grows_into_what_is_reserved_only_for_its_owner() -> None:

@@ -120,7 +120,7 @@ def test_an_offer_ends_with_its_lease() -> None:
         decisions = engine.turn(NOW + timedelta(seconds=90))
         assert (len(decisions.expired), decisions.lapsed) == (int(by_time), ())
         assert engine.resizing.accept(held.id, NOW) is None, "it is not live"
-        assert int(engine.capacity.milli.sum()) == 2000
+        assert int(engine.floor.capacity.milli.sum()) == 2000
         engine.validate()
 
 
@@ -133,7 +133,7 @@ def test_an_offer_outlives_changes_of_the_fleet_and_a_take_over() -> None:
     for seen in (drained, some, fleet_of(*some.nodes, node("c", 1)), fleet_of(some.nodes[0]), some):
         engine.set_fleet(seen, NOW)
         engine.validate()
-    assert int(engine.capacity.milli.sum()) == 0
+    assert int(engine.floor.capacity.milli.sum()) == 0
     heir = Engine(CyclePolicy(), some, [held], offers=[offer])
     heir.submit(claim("waits"))
     assert heir.turn(NOW).placements == ()

@@ -178,7 +178,7 @@ class Dynamic(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         self.engine.validate()
-        holdings = self.engine._holdings
+        holdings = self.engine.floor.holdings
         assert {each.id: each for each in holdings} == self.leases
         assert {each.lease_id: each for each in holdings.offers()} == self.offers
 
@@ -238,11 +238,11 @@ class Dynamic(RuleBasedStateMachine):
 
     def _lacks(self, key: ClassKey) -> int:
         engine, request = self.engine, key.request
-        groups = engine._placer.groups(request, key.excluded)
-        if not engine._outlook.starts_by_waiting(key, request, groups):
+        groups = engine.floor.placer.groups(request, key.excluded)
+        if not engine.floor.outlook.starts_by_waiting(key, request, groups):
             return 0  # it waits for people, and keeps nothing
-        able = [each for each in groups if engine._outlook.idle.fits(request, each)]
-        rooms = [int(engine.capacity.room(request, devices).sum()) for devices in able]
+        able = [each for each in groups if engine.floor.outlook.idle.fits(request, each)]
+        rooms = [int(engine.floor.capacity.room(request, devices).sum()) for devices in able]
         return -min(request.gpus, max(rooms, default=0))
 
     def _pick(self, index: int) -> Lease:

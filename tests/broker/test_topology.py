@@ -244,9 +244,9 @@ def test_domains_change_which_devices_of_a_node_are_given_and_nothing_else(some:
 def test_the_engine_follows_new_latencies_without_starting_anew() -> None:
     some = [node(f"n{at}", 2, latency_ms={"n0": 5.0, "n1": 5.0, "n2": 5.0}) for at in range(3)]
     engine = Engine(CyclePolicy(), fleet_of(*some))
-    placer = engine._placer
+    placer = engine.floor.placer
     nearer = replace(some[2], latency_ms={"n1": 0.3})
     engine.set_fleet(fleet_of(some[0], replace(some[1], latency_ms={"n2": 0.3}), nearer), NOW)
-    assert engine._placer is placer
+    assert engine.floor.placer is placer
     engine.submit(claim("gang", 4))
     assert nodes_of(placed(engine.turn(NOW))["gang"]) == {"n1", "n2"}

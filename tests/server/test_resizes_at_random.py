@@ -130,12 +130,12 @@ def check(broker: Broker) -> None:
     engine = broker.desk.engine
     assert engine is not None
     engine.validate()
-    leases = {lease.id: lease for lease in engine._holdings}
+    leases = {lease.id: lease for lease in engine.floor.holdings}
     assert {key: (each.devices, each.milli, each.request) for key, each in leases.items()} == {
         each.id: (each.devices, each.milli, each.request) for each in (e.lease() for e in stored.values())
     }
     offers = {o.offer.lease_id: o.offer for e in stored.values() if e.held and (o := e.held.offer)}
-    assert {offer.lease_id: offer for offer in engine._holdings.offers()} == offers
+    assert {offer.lease_id: offer for offer in engine.floor.holdings.offers()} == offers
     taken: Counter[str] = Counter()
     for each in stored.values():
         assert each.held is not None and len(each.held.devices) == each.request.gpus

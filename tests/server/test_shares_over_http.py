@@ -121,7 +121,7 @@ def test_shares_are_the_same_after_another_replica_took_over(
         until_leading(second)
         assert second.desk.engine is not None
         second.desk.engine.validate()
-        assert sorted(second.desk.engine.capacity.free_of_kind) == [1000]
+        assert sorted(second.desk.engine.floor.capacity.free_of_kind) == [1000]
         (name,) = {device_of(view).id for view in shares}
         assert [entry.held and entry.held.shares for entry in second.desk.board.by_device[name]] == [
             (500,),
