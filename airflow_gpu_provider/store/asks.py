@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Engine, delete, insert, select, update
 
 from airflow_gpu_provider.exceptions import LeaseLost
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.leadership import database_now
 from airflow_gpu_provider.store.repository import why_lost
 from airflow_gpu_provider.store.tables import ask, lease
@@ -44,7 +44,7 @@ class AskStore:
 
     def put(self, lease_id: str, epoch: int, kind: str, body: dict[str, Any]) -> Question:
         """Write a question about a live lease; raise LeaseLost when it is not in this epoch any more."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
             if row is None or row.epoch != epoch or row.ended_at is not None:
                 raise LeaseLost(*why_lost(connection, lease_id, epoch))
@@ -75,7 +75,7 @@ class AskStore:
 
     def answer(self, number: int, answer: dict[str, Any]) -> None:
         """Write an answer; nobody hears it when the question was taken back."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             connection.execute(update(ask).where(ask.c.id == number).values(answer=answer))
 
     def look(self, number: int) -> dict[str, Any] | None:
@@ -86,14 +86,11 @@ class AskStore:
 
     def take_back(self, number: int) -> None:
         """Forget a question."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             connection.execute(delete(ask).where(ask.c.id == number))
 
     def forget_older(self, than_s: float) -> None:
         """Forget what replicas that died did not take back."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             moment = database_now(connection) - timedelta(seconds=than_s)
             connection.execute(delete(ask).where(ask.c.asked_at < moment))
-
-    def _writing(self) -> Any:
-        return self._engine.execution_options(**WRITES).begin()

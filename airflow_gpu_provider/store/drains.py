@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Engine, and_, delete, insert, select
 
 from airflow_gpu_provider.broker.drain import Drain, DrainScope
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.tables import drain
 
 
@@ -25,7 +25,7 @@ class DrainStore:
 
     def put(self, wish: Drain) -> None:
         """Store a drain, in place of an earlier one of the same target."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             connection.execute(delete(drain).where(_is(wish.scope, wish.target)))
             connection.execute(
                 insert(drain).values(
@@ -40,7 +40,7 @@ class DrainStore:
 
     def remove(self, scope: DrainScope, target: str) -> bool:
         """End a drain; return False when there was none."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             return bool(connection.execute(delete(drain).where(_is(scope, target))).rowcount)
 
 

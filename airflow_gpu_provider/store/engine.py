@@ -6,6 +6,8 @@ a write fails with "database is locked" under WAL, whatever the timeout. On Post
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -15,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 
-WRITES = {"gpu_writes": True}  # execution option of a connection that will write
+_WRITES = {"gpu_writes": True}  # execution option of a connection that will write
 _SQLITE_WAIT_S = 30
 _FROZEN_MS = 1000  # PostgreSQL ends a session that sleeps this long inside a transaction
 _LOCKED_MS = 5000
@@ -41,6 +43,13 @@ def make_engine(url: str) -> Engine:
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Yield a connection in a transaction that will write; it is committed when the block ends."""
+    with engine.connect().execution_options(**_WRITES) as connection, connection.begin():
+        yield connection
 
 
 def let_tables_be_made_anew(connection: Connection) -> None:

@@ -20,7 +20,7 @@ from airflow_gpu_provider.broker.model import WHOLE_DEVICE, NodeName
 from airflow_gpu_provider.broker.redundancy import RunOutcome
 from airflow_gpu_provider.broker.throughput import Throughput
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.script import Script
 from airflow_gpu_provider.store.tables import run
 from airflow_gpu_provider.wire import DONE, ReleaseBody, RequestBody
@@ -147,7 +147,7 @@ class RunStore:
     def forget_before(self, moment: datetime) -> int:
         """Delete some of what ended before then; return how many."""
         old = select(run.c.lease_id).where(run.c.ended_at < moment).limit(_FORGOTTEN_AT_ONCE)
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             return connection.execute(delete(run).where(run.c.lease_id.in_(old))).rowcount
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from sqlalchemy import Connection, Engine, bindparam, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.tables import leader
 
 
@@ -63,7 +63,7 @@ class Leadership:
         if self.free_in_s is not None:
             return None
         try:
-            with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            with writing(self._engine) as connection:
                 return self._acquire(connection)
         except IntegrityError:  # two replicas inserted the first row: the other one won
             return None
@@ -97,7 +97,7 @@ class Leadership:
 
     def renew(self, term: Term) -> bool:
         """Keep the lead for another TTL; return False when another replica has taken it."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             is_mine = (leader.c.id == 1, leader.c.holder == term.holder, leader.c.term == term.number)
             # No look at the clock before: waiting for a lock takes its time.
             until: object = datetime.now(timezone.utc) + timedelta(seconds=self.ttl_s)
@@ -108,7 +108,7 @@ class Leadership:
 
     def resign(self, term: Term) -> None:
         """Let another replica take over at once; nothing happens when one already has."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             connection.execute(
                 update(leader)
                 .where(leader.c.id == 1, leader.c.holder == term.holder, leader.c.term == term.number)

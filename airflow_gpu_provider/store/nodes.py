@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine, Select, bindparam, delete, insert, select, update
 
 from airflow_gpu_provider.reports import NodeReport
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.script import one_of
 from airflow_gpu_provider.store.tables import node
 
@@ -52,7 +52,7 @@ class NodeStore:
         ]
         if not rows:
             return
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             known = set(
                 connection.scalars(select(node.c.name).where(node.c.name.in_([r["key"] for r in rows])))
             )
@@ -86,13 +86,13 @@ class NodeStore:
         """
         if not names:
             return set()
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             mine = connection.scalars(_TOUCH, {"names": names, "me": self._me, "at": at})
             return set(names) - set(mine)
 
     def forget_before(self, moment: datetime) -> int:
         """Drop nodes that have not reported since `moment`; return how many."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             return connection.execute(delete(node).where(node.c.reported_at < moment)).rowcount
 
     def _read(self, statement: Select[tuple[Any, datetime]]) -> list[StoredNode]:

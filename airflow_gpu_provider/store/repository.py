@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.endings import end_lease
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
 from airflow_gpu_provider.store.preemptions import Kept, kept_for, release_preempted
 from airflow_gpu_provider.store.rows import (
@@ -66,7 +66,7 @@ class Repository:
         they held and that are `suspects` now.
         """
         try:
-            with self._writing() as connection:
+            with writing(self._engine) as connection:
                 return self._submit(connection, body, now, usable, suspects)
         except IntegrityError:  # the same key raced us: its claim is the one
             with self._engine.connect() as connection:
@@ -149,7 +149,7 @@ class Repository:
 
     def cancel(self, claim_id: str, *, now: datetime, reason: str = "cancelled") -> bool:
         """Withdraw a pending claim, or end the lease of a granted one; return False when neither was left."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             # Locked, or another replica could pass it on before it ends here.
             held = connection.execute(
                 select(lease.c.id)
@@ -169,7 +169,7 @@ class Repository:
     # -- leases
     def lease_of(self, claim_id: str, *, now: datetime, ttl_s: float) -> StoredLease | None:
         """Return the live lease of a claim; the first look is the collection and starts its TTL."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             connection.execute(
                 update(lease)
                 .where(
@@ -208,7 +208,7 @@ class Repository:
         until = now + timedelta(seconds=ttl_s)
         ends_first = case((lease.c.ends_at < until, lease.c.ends_at), else_=until)
         saved = {} if saved_at is None else {"checkpoint_at": saved_at}
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             row = connection.execute(
                 update(lease)
                 .where(lease.c.id == lease_id, lease.c.epoch == epoch, lease.c.ended_at.is_(None))
@@ -222,7 +222,7 @@ class Repository:
 
     def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
         """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
-        with self._writing() as connection:
+        with writing(self._engine) as connection:
             of_id = select(lease).where(lease.c.id == lease_id).with_for_update()
             row = connection.execute(of_id).one_or_none()
             if row is None or row.epoch != body.epoch:
@@ -258,9 +258,6 @@ class Repository:
             devices = select(func.count(lease_device.c.device_id.distinct()))
             devices = devices.where(lease_device.c.ended_at.is_(None))
             return tuple(int(connection.scalar(q) or 0) for q in (pending, leases, devices))  # type: ignore[return-value]
-
-    def _writing(self) -> Any:
-        return self._engine.execution_options(**WRITES).begin()
 
 
 def _told(

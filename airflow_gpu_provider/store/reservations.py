@@ -14,7 +14,7 @@ from sqlalchemy import Engine, delete, insert, select, text, update
 
 from airflow_gpu_provider.broker.model import DeviceId
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.tables import reservation
 
 
@@ -34,7 +34,7 @@ class ReservationStore:
 
     def add(self, wish: Reservation, check: Callable[[tuple[Reservation, ...]], None]) -> Reservation:
         """Store a reservation unless ``check`` of the others raises; return the stored one of the same id."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             if connection.dialect.name == "postgresql":
                 # Two people who reserve the same at the same moment: the second one must see the first.
                 connection.execute(text("LOCK TABLE gpu_reservation IN SHARE ROW EXCLUSIVE MODE"))
@@ -62,14 +62,14 @@ class ReservationStore:
 
     def remove(self, reservation_id: str) -> bool:
         """Take a reservation back; return False when there is none."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             return bool(
                 connection.execute(delete(reservation).where(reservation.c.id == reservation_id)).rowcount
             )
 
     def note(self, kept: Iterable[Kept]) -> None:
         """Store what is kept."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             for each in kept:
                 connection.execute(
                     update(reservation)
@@ -79,7 +79,7 @@ class ReservationStore:
 
     def forget_before(self, moment: datetime) -> None:
         """Delete what ended before."""
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             connection.execute(delete(reservation).where(reservation.c.ends_at < moment))
 
 

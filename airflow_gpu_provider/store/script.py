@@ -40,7 +40,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 
 Statement = UpdateBase | Select[Any]
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ class Scripts:
     def transaction(self) -> Iterator[Script]:
         """Yield a script whose statements are written, all or none, when the block ends."""
         if self._engine.driver != "psycopg2":
-            with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+            with writing(self._engine) as connection:
                 yield StepByStep(connection)
             return
         if self._open is None:

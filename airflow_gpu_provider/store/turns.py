@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, bindparam, delete, insert, select, tu
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.store.changes import Changes, change_all
 from airflow_gpu_provider.store.endings import Ending, close_claims, end_all, free_devices
-from airflow_gpu_provider.store.engine import WRITES
+from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.history import FinishedRun, add_runs
 from airflow_gpu_provider.store.leadership import IN_TERM, StaleTerm, Term, fence
 from airflow_gpu_provider.store.preemptions import Preemptions, write_preemptions
@@ -141,7 +141,7 @@ class TurnStore:
         with self._engine.connect() as connection:
             if connection.execute(select(event.c.id).limit(1)).first() is None:
                 return []
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             fence(connection, term)
             # By deletion, not by a last id seen: ids of transactions that commit late would be skipped.
             rows = connection.execute(delete(event).returning(event.c.id, event.c.claim_id)).all()
@@ -179,7 +179,7 @@ class TurnStore:
     def forget_ended_before(self, moment: datetime, *, at_most: int = 10_000) -> int:
         """Delete claims that ended before `moment`, with their leases; return how many."""
         old = select(claim.c.id).where(claim.c.ended_at < moment).limit(at_most)
-        with self._engine.connect().execution_options(**WRITES) as connection, connection.begin():
+        with writing(self._engine) as connection:
             return connection.execute(delete(claim).where(claim.c.id.in_(old))).rowcount
 
 
