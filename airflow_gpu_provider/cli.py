@@ -66,108 +66,83 @@ _PORT = Arg(("--port",), help="Port to listen on (default: 8793)", type=int, def
 
 def get_cli_commands() -> list[GroupCommand]:
     """Return the commands of the provider."""
-    looks = [
-        ("nodes", "Show nodes and devices"),
-        ("queue", "Show waiting claims, next first"),
-        ("leases", "Show live leases"),
-        ("drains", "Show what is drained"),
-    ]
     return [
         GroupCommand(
             name="gpu",
             help="Lease GPUs to tasks",
             subcommands=(
-                *(
-                    ActionCommand(
-                        name=name,
-                        help=text,
-                        func=lazy_load_command(f"{_COMMANDS}.{name}"),
-                        args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
-                    )
-                    for name, text in looks
+                _command("nodes", "Show nodes and devices", _CONN_ID, ARG_OUTPUT),
+                _command("queue", "Show waiting claims, next first", _CONN_ID, ARG_OUTPUT),
+                _command("leases", "Show live leases", _CONN_ID, ARG_OUTPUT),
+                _command("drains", "Show what is drained", _CONN_ID, ARG_OUTPUT),
+                _command(
+                    "throughput",
+                    "Show how fast classes of tasks were on each GPU model",
+                    _TASK_CLASS,
+                    _CONN_ID,
+                    ARG_OUTPUT,
                 ),
-                ActionCommand(
-                    name="throughput",
-                    help="Show how fast classes of tasks were on each GPU model",
-                    func=lazy_load_command(f"{_COMMANDS}.throughput"),
-                    args=(_TASK_CLASS, _CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                _command(
+                    "redundancy",
+                    "Show how many redundant shards trainings get, and why",
+                    _TASK_CLASS,
+                    _MODEL,
+                    _CONN_ID,
+                    ARG_OUTPUT,
                 ),
-                ActionCommand(
-                    name="redundancy",
-                    help="Show how many redundant shards trainings get, and why",
-                    func=lazy_load_command(f"{_COMMANDS}.redundancy"),
-                    args=(_TASK_CLASS, _MODEL, _CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                _command(
+                    "drain",
+                    "Take a node or device out of service; leases that hold it go on",
+                    _TARGET,
+                    _REASON,
+                    _FOR,
+                    _CONN_ID,
                 ),
-                ActionCommand(
-                    name="drain",
-                    help="Take a node or device out of service; leases that hold it go on",
-                    func=lazy_load_command(f"{_COMMANDS}.drain"),
-                    args=(_TARGET, _REASON, _FOR, _CONN_ID, ARG_VERBOSE),
+                _command("undrain", "Put a node or device back into service", _TARGET, _CONN_ID),
+                _command(
+                    "reservations",
+                    "Show what is reserved ahead, which devices are kept and who overstays",
+                    _CONN_ID,
+                    ARG_OUTPUT,
+                    module=_RESERVING,
                 ),
-                ActionCommand(
-                    name="undrain",
-                    help="Put a node or device back into service",
-                    func=lazy_load_command(f"{_COMMANDS}.undrain"),
-                    args=(_TARGET, _CONN_ID, ARG_VERBOSE),
+                _command(
+                    "reserve",
+                    "Keep devices for a team or a DAG for some time ahead",
+                    _TEAM,
+                    _FOR_DAG,
+                    _DEVICES,
+                    _NUMBER,
+                    _MODEL_OF,
+                    _FROM,
+                    _LENGTH,
+                    _WHY,
+                    _CONN_ID,
+                    module=_RESERVING,
                 ),
-                ActionCommand(
-                    name="reservations",
-                    help="Show what is reserved ahead, which devices are kept and who overstays",
-                    func=lazy_load_command(f"{_RESERVING}.reservations"),
-                    args=(_CONN_ID, ARG_OUTPUT, ARG_VERBOSE),
+                _command("unreserve", "Take a reservation back", _RESERVATION, _CONN_ID, module=_RESERVING),
+                _command(
+                    "simulate",
+                    "Tell when tasks will be done, here or with more devices, by the broker or without",
+                    _TRACE,
+                    _FLEET,
+                    _ADD,
+                    _POLICIES,
+                    _DAG,
+                    _RUNTIME,
+                    _PLOT,
+                    _CONN_ID,
+                    ARG_OUTPUT,
                 ),
-                ActionCommand(
-                    name="reserve",
-                    help="Keep devices for a team or a DAG for some time ahead",
-                    func=lazy_load_command(f"{_RESERVING}.reserve"),
-                    args=(
-                        _TEAM,
-                        _FOR_DAG,
-                        _DEVICES,
-                        _NUMBER,
-                        _MODEL_OF,
-                        _FROM,
-                        _LENGTH,
-                        _WHY,
-                        _CONN_ID,
-                        ARG_VERBOSE,
-                    ),
-                ),
-                ActionCommand(
-                    name="unreserve",
-                    help="Take a reservation back",
-                    func=lazy_load_command(f"{_RESERVING}.unreserve"),
-                    args=(_RESERVATION, _CONN_ID, ARG_VERBOSE),
-                ),
-                ActionCommand(
-                    name="simulate",
-                    help="Tell when tasks will be done, here or with more devices, by the broker or without",
-                    func=lazy_load_command(f"{_COMMANDS}.simulate"),
-                    args=(
-                        _TRACE,
-                        _FLEET,
-                        _ADD,
-                        _POLICIES,
-                        _DAG,
-                        _RUNTIME,
-                        _PLOT,
-                        _CONN_ID,
-                        ARG_OUTPUT,
-                        ARG_VERBOSE,
-                    ),
-                ),
-                ActionCommand(
-                    name="token",
-                    help="Mint a broker token",
-                    func=lazy_load_command(f"{_COMMANDS}.token"),
-                    args=(_ROLE, _SUBJECT, _TTL, _NODE, ARG_VERBOSE),
-                ),
-                ActionCommand(
-                    name="broker",
-                    help="Serve the broker alone, without Airflow's API server",
-                    func=lazy_load_command(f"{_COMMANDS}.broker"),
-                    args=(_HOST, _PORT, ARG_VERBOSE),
-                ),
+                _command("token", "Mint a broker token", _ROLE, _SUBJECT, _TTL, _NODE),
+                _command("broker", "Serve the broker alone, without Airflow's API server", _HOST, _PORT),
             ),
         )
     ]
+
+
+def _command(name: str, text: str, *args: Arg, module: str = _COMMANDS) -> ActionCommand:
+    """Return a command that is done by the function of its name."""
+    return ActionCommand(
+        name=name, help=text, func=lazy_load_command(f"{module}.{name}"), args=(*args, ARG_VERBOSE)
+    )
