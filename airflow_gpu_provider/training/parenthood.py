@@ -23,10 +23,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def end_with_parent(parent_pid: int) -> None:
     """Ask the kernel to SIGKILL this process when its parent ends; end now when that has happened already."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def signal_with_parent(number: int) -> None:
+    """Ask the kernel to signal this process when its parent ends; 0 takes it back. Raise OSError."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> bool:
