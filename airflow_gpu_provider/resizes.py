@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field, model_validator
 from airflow_gpu_provider.broker.model import DeviceId
 from airflow_gpu_provider.broker.move import OfferPhase
 from airflow_gpu_provider.broker.resize import Wish
-from airflow_gpu_provider.wire import MOST_GPUS, MOST_MIB, DeviceView, LeaseView, Name, RenewBody
+from airflow_gpu_provider.wire import MOST_GPUS, MOST_MIB, DeviceView, LeaseBody, LeaseView, Name
 
 
-class ResizeBody(RenewBody):
+class ResizeBody(LeaseBody):
     """Ask for more or less: so much memory on each device, or so many members."""
 
     memory_mib: int | None = Field(None, ge=1, le=MOST_MIB)
@@ -35,7 +35,7 @@ class ResizeBody(RenewBody):
         return Wish(self.memory_mib, self.gpus, tuple(map(DeviceId, self.leave)))
 
 
-class MoveBody(RenewBody):
+class MoveBody(LeaseBody):
     """Accept, commit or decline the move that was offered."""
 
     offer_id: Name

@@ -225,11 +225,16 @@ class WaitAnswer(BaseModel):
     unknown: list[str] = []
 
 
-class RenewBody(Body):
-    """Keep a lease. ``saved_s`` ago its work was last saved: what loses little is taken back first."""
+class LeaseBody(Body):
+    """What the holder of a lease presents with everything that it asks about it."""
 
     secret: str = Field(max_length=200)
     epoch: int = Field(ge=1, le=_INT32)
+
+
+class RenewBody(LeaseBody):
+    """Keep a lease. ``saved_s`` ago its work was last saved: what loses little is taken back first."""
+
     saved_s: float | None = Field(default=None, ge=0, le=MOST_SECONDS)
 
 
@@ -245,7 +250,7 @@ class RenewAnswer(BaseModel):
     reason: str | None = None
 
 
-class ReleaseBody(Body):
+class ReleaseBody(LeaseBody):
     """Give a lease back. ``failed_devices`` are excluded for the retry of the same task.
 
     The rest tells what the run was like, for those that follow: ``work`` in units that its task class keeps
@@ -253,8 +258,6 @@ class ReleaseBody(Body):
     not the user's, and on which nodes.
     """
 
-    secret: str = Field(max_length=200)
-    epoch: int = Field(ge=1, le=_INT32)
     outcome: Name = DONE
     failed_devices: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
     work: float | None = Field(default=None, gt=0, le=MOST)
