@@ -169,20 +169,14 @@ class Board:
             of_task.remove(entry)
             if not of_task:
                 del self.by_task[task_of(entry.body.key)]
-        if entry.held is not None:
-            self.by_lease.pop(entry.held.lease_id, None)
-            self._leave(entry, entry.held)
-            entry.held = None
+        self._give_up(entry)
         entry.state, entry.reason_code, entry.reason = state, reason_code, reason
         entry.position = entry.expected_at = None
         self.remember(entry)
 
     def wait_again(self, entry: Entry, preemptions: int, preempted_by: Iterable[str]) -> None:
         """Show that a claim that was preempted holds nothing and waits again."""
-        if entry.held is not None:
-            self.by_lease.pop(entry.held.lease_id, None)
-            self._leave(entry, entry.held)
-            entry.held = None
+        self._give_up(entry)
         entry.state = ClaimState.PENDING
         entry.preemptions, entry.preempted_by = preemptions, frozenset(preempted_by)
 
@@ -207,6 +201,13 @@ class Board:
             raise ValueError(f"claim {old.claim_id} holds nothing to pass on")
         self.close(old, ClaimState.ENDED, "superseded")
         self.hold(new, replace(held, epoch=held.epoch + 1, collected=False, offer=None))
+
+    def _give_up(self, entry: Entry) -> None:
+        """Show that a claim holds nothing any more."""
+        if entry.held is not None:
+            self.by_lease.pop(entry.held.lease_id, None)
+            self._leave(entry, entry.held)
+            entry.held = None
 
     def _leave(self, entry: Entry, held: HeldDevices) -> None:
         for device in held.at_work():

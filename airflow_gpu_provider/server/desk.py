@@ -228,7 +228,8 @@ class Desk:
             lapse(self.board.by_lease[lease_id], self, draft)
         take_back(decisions, self, draft)
 
-    def _entry(self, claim_id: str, draft: Draft) -> Entry:
+    def entry(self, claim_id: str, draft: Draft) -> Entry:
+        """Return a claim that waits or holds, or was just asked for in this turn."""
         return draft.new.get(claim_id) or self.board.entries[claim_id]
 
     def _expire(self, lease_id: LeaseId, draft: Draft) -> None:
@@ -241,7 +242,7 @@ class Desk:
 
     def _reject(self, decisions: Decisions, draft: Draft) -> None:
         for rejection in decisions.rejections:
-            entry, reason = self._entry(rejection.claim_id, draft), rejection.reason
+            entry, reason = self.entry(rejection.claim_id, draft), rejection.reason
             draft.turn.rejected.append((rejection.claim_id, reason.code.value, reason.text))
             draft.then.append(
                 lambda entry=entry, reason=reason: self.end(  # type: ignore[misc]
@@ -250,7 +251,7 @@ class Desk:
             )
 
     def _grant(self, placement: Placement, draft: Draft) -> None:
-        entry, now = self._entry(placement.claim_id, draft), draft.turn.now
+        entry, now = self.entry(placement.claim_id, draft), draft.turn.now
         is_attended = placement.claim_id in self.attended
         lives_s = self.settings.lease_ttl_s if is_attended else self.settings.collect_within_s
         node_of = self.node_of

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.broker.model import ClaimId, Decisions, DeviceId, Lease, LeaseId, Preemption
+from airflow_gpu_provider.broker.preemption import after_preemption
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.held import HeldDevices, TakenFor
 from airflow_gpu_provider.store.preemptions import TakenBack, WaitsAgain
@@ -41,8 +42,7 @@ def take_back(decisions: Decisions, desk: Desk, draft: Draft) -> None:
 
 
 def _take(found: Preemption, lease_id: LeaseId, desk: Desk, draft: Draft) -> None:
-    asker = draft.new.get(found.for_claim) or desk.board.entries[found.for_claim]
-    key = asker.body.key
+    key = desk.entry(found.for_claim, draft).body.key
     why = f"{found.reason}. The claim is of {key.dag_id}.{key.task_id}, run {key.run_id}"
     draft.turn.preemptions.taken.append(TakenBack(lease_id, found.for_claim, found.end_by, why))
     taken = TakenFor(found.for_claim, found.end_by, why)
@@ -71,9 +71,10 @@ def wait_again(
     failed_devices: tuple[str, ...] = (),
 ) -> None:
     """End a lease as preempted; its claim waits again once that is written."""
-    taken, times, by = held.taken_back, entry.preemptions, entry.preempted_by
-    if taken is not None:  # else it was spared while its holder stopped already
-        times, by = times + 1, by | {taken.claim_id}
+    claim = entry.claim()
+    if held.taken_back is not None:  # else it was spared while its holder stopped already
+        claim = after_preemption(claim, ClaimId(held.taken_back.claim_id))
+    times, by = claim.preemptions, claim.preempted_by
     again = WaitsAgain(held.lease_id, entry.claim_id, times, tuple(by), outcome, failed_devices)
     draft.turn.preemptions.waits_again.append(again)
     for changes in (draft.turn.renewed, draft.turn.collected, draft.turn.preemptions.saved):

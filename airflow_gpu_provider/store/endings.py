@@ -71,21 +71,25 @@ def end_all(script: Script, endings: Iterable[Ending], now: datetime, otherwise:
 
 
 def _end_leases(script: Script, alike: Sequence[Ending], now: datetime, otherwise: Exception) -> None:
+    give_up(script, alike, now, otherwise)
+    close_claims(script, [each.claim_id for each in alike], ClaimState.ENDED, alike[0].reason, now)
+
+
+def give_up(script: Script, alike: Sequence[Ending], now: datetime, otherwise: Exception) -> None:
+    """End leases that end alike, and free their devices; what becomes of their claims is for the caller."""
     first, lease_ids = alike[0], [str(each.lease_id) for each in alike]
-    claim_ids = [each.claim_id for each in alike]
     script.require(
         _END,
         len(alike),
         otherwise,
         ids=lease_ids,
-        claims=claim_ids,
+        claims=[each.claim_id for each in alike],
         now=now,
         why=first.reason,
         result=first.outcome,
         failed=list(first.failed_devices),
     )
     free_devices(script, lease_ids, now)
-    close_claims(script, claim_ids, ClaimState.ENDED, first.reason, now)
 
 
 def free_devices(script: Script, lease_ids: Sequence[str], now: datetime) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from airflow_gpu_provider.store.endings import free_devices
+from airflow_gpu_provider.store.endings import Ending, give_up
 from airflow_gpu_provider.store.script import Row as Values
 from airflow_gpu_provider.store.script import Script, StepByStep, one_of
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
@@ -76,17 +76,8 @@ def write_preemptions(script: Script, preemptions: Preemptions, now: datetime, o
 
 def wait_again(script: Script, again: WaitsAgain, now: datetime, otherwise: Exception) -> None:
     """End a lease as preempted and let its claim wait again."""
-    script.require(
-        _PREEMPT,
-        1,
-        otherwise,
-        key=again.lease_id,
-        whose=again.claim_id,
-        now=now,
-        result=again.outcome,
-        failed=list(again.failed_devices),
-    )
-    free_devices(script, [again.lease_id], now)
+    ending = Ending(again.claim_id, PREEMPTED, again.lease_id, again.outcome, again.failed_devices)
+    give_up(script, [ending], now, otherwise)
     by = sorted(again.preempted_by)
     script.require(_WAIT, 1, otherwise, key=again.claim_id, times=again.preemptions, by=by)
 
@@ -163,16 +154,6 @@ _SPARE = (
     .values(ends_for=None, ends_at=None, ends_why=None)
 )
 _SAVED = update(lease).where(*_LIVE).values(checkpoint_at=bindparam("saved"))
-_PREEMPT = (
-    update(lease)
-    .where(*_LIVE, lease.c.claim_id == bindparam("whose"))
-    .values(
-        ended_at=bindparam("now"),
-        end_reason=PREEMPTED,
-        outcome=bindparam("result"),
-        failed_devices=bindparam("failed"),
-    )
-)
 _WAIT = (
     update(claim)
     .where(claim.c.id == bindparam("key"), claim.c.state == ClaimState.GRANTED.value)
