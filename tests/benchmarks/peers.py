@@ -9,7 +9,6 @@ then counts as not recovered (null).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from scripts.processes import Process, descendants, send
 from tests.benchmarks.recovery import PAUSE_S, Shape, single
 
 SHARDS = 2
@@ -60,9 +60,10 @@ class Peer:
                 raise SystemExit(f"Training did not start:\n{(self._folder / '0.log').read_text()[-4000:]}")
             self.start()
             time.sleep(SETTLE_S)
-            victims = [*descendants(self._processes[1].pid), self._processes[1].pid]
+            victim = self._processes[1]
+            below = descendants(victim.pid)
             at = time.time()
-            kill_all(victims)
+            _kill(victim, below)
             found = self._until_syncs(at + SAME_S, GIVE_UP_S)
             return round(max(found) - at, 3) if len(found) == SHARDS else None
         finally:
@@ -71,7 +72,7 @@ class Peer:
     def end(self) -> None:
         """End every process."""
         for process in self._processes:
-            kill_all([*descendants(process.pid), process.pid])
+            _kill(process, descendants(process.pid))
             process.wait()
 
     def _run(self, arguments: list[str], environment: dict[str, str]) -> None:
@@ -146,24 +147,10 @@ class Torchft(Peer):
         self._lighthouse.shutdown()
 
 
-def descendants(pid: int) -> list[int]:
-    """Return all processes below a process."""
-    try:
-        children = [
-            int(word)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for word in (task / "children").read_text().split()
-        ]
-    except OSError:
-        return []
-    return [found for child in children for found in (child, *descendants(child))]
-
-
-def kill_all(pids: list[int]) -> None:
-    """Kill processes, some of which may be gone."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _kill(process: subprocess.Popen[bytes], below: list[Process]) -> None:
+    for each in below:
+        send(each, signal.SIGKILL)
+    process.kill()
 
 
 def summary(times: list[float | None]) -> dict[str, Any]:
