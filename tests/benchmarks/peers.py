@@ -13,7 +13,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -168,17 +167,15 @@ def measure(runs: int) -> dict[str, Any]:
     times: dict[str, list[float | None]] = {"ours": [], "torchrun": []}
     if has_torchft := importlib.util.find_spec("torchft") is not None:
         times["torchft"] = []
-    folder = Path(tempfile.mkdtemp(prefix="peers-"))
     shape = Shape(shards=SHARDS, spares=1, sync_interval=SYNC_INTERVAL, steps=600)
-    try:
+    with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         for number in range(runs):
             ours = single(folder / f"ours-{number}", shape, "kill", 1)
             times["ours"].append(ours.fault_to_first_sync_s)
             times["torchrun"].append(Torchrun(folder / f"torchrun-{number}").fault_to_first_sync_s())
             if has_torchft:
                 times["torchft"].append(Torchft(folder / f"torchft-{number}").fault_to_first_sync_s())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return {
         "fault": "kill",
         "shards": SHARDS,

@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -151,7 +149,8 @@ def _outcome(record: RunRecord, seconds: float) -> Outcome:
 def measure_single(shape: Shape, fault: str, runs: int) -> dict[str, Any]:
     """Hurt several runs, each rank in turn."""
     outcomes = []
-    with scratch() as folder:
+    with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         _, reference = undisturbed(folder / "reference", shape)
         assert reference.checkpoint is not None
         for number in range(runs):
@@ -180,7 +179,8 @@ MEANING = {
 
 def measure_soak(shape: Shape, fault: str, seconds: float, every: float) -> dict[str, Any]:
     """Hurt one run over and over; compare with one that is left alone."""
-    with scratch() as folder:
+    with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         alone, reference = undisturbed(folder / "reference", shape)
         alone_s = trained_s(alone)
         running = begin(folder / "soak", shape)
@@ -240,17 +240,6 @@ def trained_s(running: Running) -> float:
     return float(max(times) - min(times))
 
 
-class scratch:
-    """A folder that is gone afterwards."""
-
-    def __enter__(self) -> Path:
-        self._folder = Path(tempfile.mkdtemp(prefix="recovery-"))
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -266,12 +255,10 @@ def main() -> None:
     options = parser.parse_args()
     steps = options.steps or int((options.soak or 6.0) / STEP_S)
     shape = Shape(options.shards, options.spares, options.sync_interval, steps)
-    run: Callable[[], dict[str, Any]] = (
-        (lambda: measure_soak(shape, options.fault, options.soak, options.every))
-        if options.soak
-        else (lambda: measure_single(shape, options.fault, options.runs))
-    )
-    result = run()
+    if options.soak:
+        result = measure_soak(shape, options.fault, options.soak, options.every)
+    else:
+        result = measure_single(shape, options.fault, options.runs)
     if options.json:
         print(json.dumps(result))
     else:

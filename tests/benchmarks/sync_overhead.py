@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import socket
 import statistics
@@ -106,8 +105,8 @@ def measure(shards: int, rounds: int) -> dict[str, Any]:
     wall: dict[str, list[float]] = {form: [] for form in FORMS}
     beside: dict[str, list[float]] = {form: [] for form in FORMS}
     supervisor: list[float] = []
-    folder = Path(tempfile.mkdtemp(prefix="sync-overhead-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="sync-overhead-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
         for number in range(rounds):
             for form in FORMS[number % 3 :] + FORMS[: number % 3]:  # nobody is always the first
                 is_product = form == "product"
@@ -116,8 +115,6 @@ def measure(shards: int, rounds: int) -> dict[str, Any]:
                 extra = times.get("supervisor_cpu_s", [])
                 beside[form].append(beside_body(times, sum(extra) / shards))
                 supervisor += extra
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     step_s = {form: statistics.median(times) for form, times in wall.items()}
     ratio = {form: statistics.median(ratios) for form, ratios in beside.items()}
     return {
