@@ -8,7 +8,6 @@ the NVML calls, which this does not measure.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.benchmarks.output import show
 
 _ANSWER = b'{"leased": [], "report_interval_s": 1.0}'
 
@@ -97,10 +98,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = measure(fleet=options.fleet, seconds=options.seconds)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

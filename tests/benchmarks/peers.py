@@ -26,6 +26,7 @@ from typing import Any
 import torch.distributed as dist
 
 from scripts.processes import Process, descendants, send
+from tests.benchmarks.output import show
 from tests.benchmarks.recovery import PAUSE_S, Shape, single
 
 SHARDS = 2
@@ -196,10 +197,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = measure(options.runs)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

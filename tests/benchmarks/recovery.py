@@ -8,7 +8,6 @@ signals; every run is compared with one of the same session that nothing happene
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 
 from airflow_gpu_provider.training.measurements import read_telemetry
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from tests.benchmarks.output import show
 from tests.training.running import Running, make_plan, start
 
 FAULTS = ("kill", "stop", "oom", "supervisor")
@@ -259,10 +259,7 @@ def main() -> None:
         result = measure_soak(shape, options.fault, options.soak, options.every)
     else:
         result = measure_single(shape, options.fault, options.runs)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

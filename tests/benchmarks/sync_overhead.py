@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_gpu_provider.training.run_file import RunState
+from tests.benchmarks.output import show
 from tests.benchmarks.overhead_workload import BATCH, BLOCK, STEPS
 from tests.training.running import Running, make_plan, start
 
@@ -144,10 +145,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = measure(options.shards, options.rounds)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":
