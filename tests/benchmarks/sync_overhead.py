@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from airflow_gpu_provider.training.process_state import read_process_state
 from airflow_gpu_provider.training.run_file import RunState
 from tests.benchmarks.output import show
 from tests.benchmarks.overhead_workload import BATCH, BLOCK, STEPS
@@ -97,8 +98,9 @@ def run_plain(form: str, shards: int) -> dict[str, list[float]]:
 
 def cpu_s(pid: int) -> float:
     """Return the processor time a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    state = read_process_state(pid)
+    assert state is not None, "the supervisor has ended"
+    return state.cpu_s
 
 
 def measure(shards: int, rounds: int) -> dict[str, Any]:
