@@ -1,5 +1,20 @@
-"""The served broker of the server's tests."""
+"""The served broker of the server's tests, and the environment of a worker that asks it for devices."""
 
-from tests.server.conftest import base_url, broker, client, migrated_database, settings
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from airflow_gpu_provider.server.auth import mint_token
+from tests.server.conftest import SECRET, base_url, broker, client, migrated_database, settings
 
 __all__ = ["base_url", "broker", "client", "migrated_database", "settings"]
+
+
+@pytest.fixture
+def environment(base_url: str) -> dict[str, str]:
+    """Return what a worker needs: the connection, and the name of the host that the fleet is on."""
+    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
+    connection = {"conn_type": "gpu", "host": base_url, "password": token}
+    return {"AIRFLOW_CONN_GPU_DEFAULT": json.dumps(connection), "GPU_HOST": "h1"}

@@ -14,19 +14,10 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
-from tests.server.conftest import SECRET, ask
+from tests.server.conftest import ask
 
 DAGS = Path(__file__).parent / "dags"
-
-
-@pytest.fixture
-def environment(base_url: str) -> dict[str, str]:
-    """Return what a worker needs: the connection, and the name of the host that the fleet is on."""
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    connection = {"conn_type": "gpu", "host": base_url, "password": token}
-    return {"AIRFLOW_CONN_GPU_DEFAULT": json.dumps(connection), "GPU_HOST": "h1"}
 
 
 def test_tasks_get_their_devices_and_give_them_back(

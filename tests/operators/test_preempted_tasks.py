@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.config import Settings
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import ClaimState
-from tests.server.conftest import SECRET, ask, look
+from tests.server.conftest import ask, look
 
 DAGS = Path(__file__).parent / "dags"
 TASKS = ("stays", "leaves", "is_deaf")
@@ -45,20 +43,14 @@ def preempt(broker: Broker, saves: Path) -> None:
 
 
 def test_preempted_tasks_wait_for_their_claim_again_and_go_on_within_their_only_try(
-    dag_test: Callable[..., Any], base_url: str, broker: Broker, tmp_path: Path
+    dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker, tmp_path: Path
 ) -> None:
     """pytorch/torchx#394: preemption must not use up the retries of the user."""
     saves = tmp_path / "saves"
     saves.mkdir()
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    environment = {
-        "AIRFLOW_CONN_GPU_DEFAULT": json.dumps({"conn_type": "gpu", "host": base_url, "password": token}),
-        "GPU_HOST": "h1",
-        "PREEMPTED_SAVES": str(saves),
-    }
     others = threading.Thread(target=preempt, args=(broker, saves))
     others.start()
-    run = dag_test(DAGS, "preempted_tasks", environment=environment)
+    run = dag_test(DAGS, "preempted_tasks", environment={**environment, "PREEMPTED_SAVES": str(saves)})
     others.join(30)
     assert run.state == "success", run.output[-5000:]
     for name in TASKS:

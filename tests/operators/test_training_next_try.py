@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -16,12 +15,10 @@ from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.operators import redundancy
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record, write_record
-from tests.server.conftest import SECRET
 from tests.training.running import ROOT, make_plan
 
 
@@ -104,15 +101,13 @@ def three_simulated(broker: Broker) -> None:
 
 @pytest.mark.usefixtures("three_simulated")
 def test_in_airflow_the_retry_comes_soon_resumes_and_has_a_spare(
-    dag_test: Callable[..., Any], base_url: str, tmp_path: Path
+    dag_test: Callable[..., Any], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
     run = dag_test(
         Path(__file__).parent / "dags",
         "lost_training",
         environment={
-            "AIRFLOW_CONN_GPU_DEFAULT": json.dumps({"conn_type": "gpu", "host": base_url, "password": token}),
-            "GPU_HOST": "h1",
+            **environment,
             "PYTHONPATH": str(ROOT),
             "TRAINING_FOLDER": str(tmp_path / "training"),
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,11 +22,9 @@ from airflow_gpu_provider.operators.training import (
     training_root,
 )
 from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, read_record
-from tests.server.conftest import SECRET
 from tests.test_task_request import DOCUMENTED
 from tests.training.running import ROOT
 
@@ -213,15 +211,10 @@ def simulated_fleet(broker: Broker) -> None:
 
 @pytest.mark.usefixtures("simulated_fleet")
 def test_the_example_fine_tunes_its_model_on_leased_devices(
-    dag_test: Callable[..., Any], base_url: str, broker: Broker, tmp_path: Path
+    dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker, tmp_path: Path
 ) -> None:
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    environment: Mapping[str, str] = {
-        "AIRFLOW_CONN_GPU_DEFAULT": json.dumps({"conn_type": "gpu", "host": base_url, "password": token}),
-        "GPU_HOST": "h1",
-        "LANGUAGE_MODEL_DATA": str(tmp_path / "data"),
-    }
-    run = dag_test(ROOT / "dags", "fine_tune_language_model", {"sync_interval": 50}, environment)
+    with_data = {**environment, "LANGUAGE_MODEL_DATA": str(tmp_path / "data")}
+    run = dag_test(ROOT / "dags", "fine_tune_language_model", {"sync_interval": 50}, with_data)
     logging.getLogger(__name__).info(run.output)
     assert run.state == "success", run.output[-5000:]
     (root,) = (tmp_path / "dag-test-airflow").rglob("gpu_training/fine_tune_language_model/*/fine_tune")
