@@ -14,11 +14,12 @@ import pytest
 from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.operators import redundancy
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
-from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record, write_record
+from tests.server.conftest import report
 from tests.training.running import ROOT, make_plan
 
 
@@ -91,12 +92,7 @@ def test_a_folder_that_cannot_be_read_is_no_obstacle(lost: Path, caplog: pytest.
 
 @pytest.fixture
 def three_simulated(broker: Broker) -> None:
-    devices = tuple(
-        DeviceReport(id=f"GPU-n1-{index}", model="A100", memory_mib=40_960, tflops=35.0, simulated=True)
-        for index in range(3)
-    )
-    node = NodeReport(name="n1", host="h1", cpu_cores=16, memory_mib=131_072, devices=devices)
-    broker.report(ReportBody(nodes=(node,)))
+    broker.report(ReportBody(nodes=(report(gpus=3, simulated=True),)))
 
 
 @pytest.mark.usefixtures("three_simulated")

@@ -21,10 +21,11 @@ from airflow_gpu_provider.operators.training import (
     training_result,
     training_root,
 )
-from airflow_gpu_provider.reports import DeviceReport, NodeReport, ReportBody
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, read_record
+from tests.server.conftest import report
 from tests.test_task_request import DOCUMENTED
 from tests.training.running import ROOT
 
@@ -201,12 +202,7 @@ def test_shards_share_the_cores_that_were_asked() -> None:
 
 @pytest.fixture
 def simulated_fleet(broker: Broker) -> None:
-    devices = tuple(
-        DeviceReport(id=f"GPU-n1-{index}", model="A100", memory_mib=40_960, tflops=35.0, simulated=True)
-        for index in range(2)
-    )
-    node = NodeReport(name="n1", host="h1", cpu_cores=16, memory_mib=131_072, devices=devices)
-    broker.report(ReportBody(nodes=(node,)))
+    broker.report(ReportBody(nodes=(report(simulated=True),)))
 
 
 @pytest.mark.usefixtures("simulated_fleet")

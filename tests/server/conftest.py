@@ -37,11 +37,19 @@ def report(
     host: str = "h1",
     suspect: str | None = None,
     memory_mib: int = 40_960,
+    simulated: bool = False,
 ) -> NodeReport:
     """Return a node of equal devices named `GPU-<node>-<index>`."""
     tflops = {"A100": 35.0, "V100": 15.0}[model]
     devices = tuple(
-        DeviceReport(id=f"GPU-{node}-{i}", model=model, memory_mib=memory_mib, tflops=tflops, suspect=suspect)
+        DeviceReport(
+            id=f"GPU-{node}-{i}",
+            model=model,
+            memory_mib=memory_mib,
+            tflops=tflops,
+            suspect=suspect,
+            simulated=simulated,
+        )
         for i in range(gpus)
     )
     return NodeReport(name=node, host=host, cpu_cores=16, memory_mib=131_072, devices=devices)
