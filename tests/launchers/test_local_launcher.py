@@ -14,8 +14,9 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.launchers.local import LocalLauncher
+from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import RunState
-from tests.training.running import ROOT, Running, make_plan, start
+from tests.training.running import ROOT, Running, is_alive, make_plan, start
 
 STARTER = """
 import sys, time
@@ -27,22 +28,20 @@ time.sleep(300)
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_when_the_starter_is_killed_the_run_saves_and_every_process_ends(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path / "run", checkpoint_every_s=1000, params={"pause_s": 0.05, "steps": 1000})
-    plan_file = tmp_path / "plan.json"
+def started(plan: RunPlan, folder: Path) -> tuple[subprocess.Popen[str], int]:
+    """Start a run from a process of its own; return that process and the pid of the run's guard."""
+    plan_file = folder / "plan.json"
     plan_file.write_text(plan.model_dump_json())
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, str(plan_file)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert starter.stdout is not None
-    supervisor = int(starter.stdout.readline())
+    return starter, int(starter.stdout.readline())
+
+
+def test_when_the_starter_is_killed_the_run_saves_and_every_process_ends(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "run", checkpoint_every_s=1000, params={"pause_s": 0.05, "steps": 1000})
+    starter, supervisor = started(plan, tmp_path)
 
     class Watching(Running):
         """The test is not the supervisor's parent, so it looks at the files and processes only."""
@@ -65,13 +64,7 @@ def test_when_the_starter_is_killed_the_run_saves_and_every_process_ends(tmp_pat
 
 def test_a_run_whose_starter_dies_while_it_imports_does_not_train_on(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "run", params={"pause_s": 0.05, "steps": 100_000})
-    plan_file = tmp_path / "plan.json"
-    plan_file.write_text(plan.model_dump_json())
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(plan_file)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert starter.stdout is not None
-    guard = int(starter.stdout.readline())
+    starter, guard = started(plan, tmp_path)
     starter.kill()  # long before the guard has imported torch and can look at its parent
     starter.wait()
     deadline = time.monotonic() + 120

@@ -113,6 +113,14 @@ def start(plan: RunPlan) -> Running:
     return Running(plan, LocalLauncher().start(plan))
 
 
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs; one that nobody has reaped yet has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _name(pid: str) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
