@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
+
 from airflow_gpu_provider.broker.flavors import FLAVORS, tflops
 from airflow_gpu_provider.broker.model import (
     Claim,
@@ -30,6 +32,15 @@ from airflow_gpu_provider.broker.model import (
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 TTL = timedelta(seconds=30)
+
+#: for state machines
+STEPWISE = settings(
+    max_examples=80,
+    stateful_step_count=30,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 def device(node: str, index: int, model: str = "A100", **more: Any) -> Device:

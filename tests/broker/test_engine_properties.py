@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -34,7 +33,7 @@ from airflow_gpu_provider.broker.preemption import after_preemption, worth
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 
-from .builders import NOW, claim
+from .builders import NOW, STEPWISE, claim
 from .invariants import check, fits_empty
 from .test_cycle_properties import artifacts, nodes, reading
 
@@ -358,11 +357,5 @@ class EngineAgainstCycle(RuleBasedStateMachine):
         self.engine.granted(placement, lease)
 
 
-EngineAgainstCycle.TestCase.settings = settings(
-    max_examples=80,
-    stateful_step_count=30,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+EngineAgainstCycle.TestCase.settings = STEPWISE
 TestEngineAgainstCycle = EngineAgainstCycle.TestCase

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -27,7 +27,7 @@ from airflow_gpu_provider.broker.model import (
 from airflow_gpu_provider.broker.move import Offer, OfferPhase, Resized, ResizeRefused, held_by
 from airflow_gpu_provider.broker.resize import Decision, Wish
 
-from .builders import NOW, claim, node
+from .builders import NOW, STEPWISE, claim, node
 
 POLICY = CyclePolicy()
 GIB = 1024
@@ -274,11 +274,5 @@ class Dynamic(RuleBasedStateMachine):
         self.offers.pop(lease_id, None)
 
 
-Dynamic.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=30,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failure takes minutes
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+Dynamic.TestCase.settings = settings(STEPWISE, max_examples=150)
 TestDynamic = Dynamic.TestCase

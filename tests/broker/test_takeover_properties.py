@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -12,7 +11,7 @@ from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Claim, ClaimId, Fleet, GpuRequest, Lease, LeaseId, RunType
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 
-from .builders import NOW, fleet_of, node
+from .builders import NOW, STEPWISE, fleet_of, node
 from .test_engine_properties import POLICY, PREEMPTION, EngineAgainstCycle
 
 sizes = st.builds(
@@ -91,11 +90,5 @@ class Crowded(EngineAgainstCycle):
     submit_alike = reserve = bring = rebuild = None  # type: ignore[assignment]
 
 
-Crowded.TestCase.settings = settings(
-    max_examples=80,
-    stateful_step_count=30,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+Crowded.TestCase.settings = STEPWISE
 TestCrowded = Crowded.TestCase
