@@ -175,6 +175,10 @@ def placed(decisions: Decisions) -> dict[str, list[str]]:
     return {each.claim_id: [str(name) for name in each.devices] for each in decisions.placements}
 
 
+def nodes_of(devices: list[str]) -> set[str]:
+    return {name.split("/")[0] for name in devices}
+
+
 def waiting(decisions: Decisions) -> dict[str, Waiting]:
     return {each.claim_id: each for each in decisions.waiting}
 

@@ -15,6 +15,7 @@ from .builders import (
     fleet_of,
     lease,
     node,
+    nodes_of,
     placed,
     request,
     singles,
@@ -24,14 +25,10 @@ from .builders import (
 from .conftest import Cycle
 
 
-def hosts_of(devices: list[str]) -> set[str]:
-    return {name.split("/")[0] for name in devices}
-
-
 def test_a_gang_stays_on_one_node_when_one_has_room(cycle: Cycle) -> None:
     busy = singles(1, on="n0") + singles(2, on="n1")
     decisions = cycle(fleet(3, 4), [claim("gang", 4)], busy)
-    assert hosts_of(placed(decisions)["gang"]) == {"n2"}
+    assert nodes_of(placed(decisions)["gang"]) == {"n2"}
 
 
 def test_a_gang_that_fits_no_node_stays_on_one_host_when_one_has_room(cycle: Cycle) -> None:
@@ -40,13 +37,13 @@ def test_a_gang_that_fits_no_node_stays_on_one_host_when_one_has_room(cycle: Cyc
     )
     busy = singles(1, on="a")
     decisions = cycle(some, [claim("gang", 6)], busy)
-    assert hosts_of(placed(decisions)["gang"]) == {"b", "c"}
+    assert nodes_of(placed(decisions)["gang"]) == {"b", "c"}
 
 
 def test_a_gang_spans_hosts_when_it_must_over_as_few_nodes_as_can_be(cycle: Cycle) -> None:
     some = fleet_of(node("a", 2), node("b", 4), node("c", 4), node("d", 2))
-    assert hosts_of(placed(cycle(some, [claim("gang", 8)]))["gang"]) == {"b", "c"}
-    assert hosts_of(placed(cycle(some, [claim("gang", 6)]))["gang"]) in ({"b", "a"}, {"b", "d"}, {"c", "a"})
+    assert nodes_of(placed(cycle(some, [claim("gang", 8)]))["gang"]) == {"b", "c"}
+    assert nodes_of(placed(cycle(some, [claim("gang", 6)]))["gang"]) in ({"b", "a"}, {"b", "d"}, {"c", "a"})
 
 
 def test_a_gang_prefers_alike_devices_and_mixes_only_when_it_must(cycle: Cycle) -> None:
@@ -77,7 +74,7 @@ def test_a_gang_may_mix_models_of_one_speed(cycle: Cycle) -> None:
 
 def test_a_claim_bound_to_a_host_uses_only_its_nodes(cycle: Cycle) -> None:
     some = fleet_of(node("a", 2, host="h1"), node("b", 2, host="h1"), node("c", 8, host="h2"))
-    assert hosts_of(placed(cycle(some, [claim("gang", 4, host="h1")]))["gang"]) == {"a", "b"}
+    assert nodes_of(placed(cycle(some, [claim("gang", 4, host="h1")]))["gang"]) == {"a", "b"}
     blocked = cycle(some, [claim("gang", 4, host="h1")], singles(1, on="a"))
     assert waiting(blocked)["gang"].reason.text.startswith(
         "asked 4 GPUs on host h1; of 4 suitable devices 3 free"

@@ -16,15 +16,11 @@ from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import CyclePolicy, Fleet, Snapshot
 
-from .builders import NOW, after, claim, device, fleet_of, lease, node, placed, singles, snapshot
+from .builders import NOW, after, claim, device, fleet_of, lease, node, nodes_of, placed, singles, snapshot
 from .conftest import Cycle
 from .test_cycle_properties import POLICY, claims, nodes, quick, snapshots
 
 PAIRS = {"nvlink": "aabbccdd", "numa": (0, 0, 0, 0, 1, 1, 1, 1)}
-
-
-def nodes_of(devices: list[str]) -> set[str]:
-    return {name.split("/")[0] for name in devices}
 
 
 def slots_of(devices: list[str]) -> list[int]:
