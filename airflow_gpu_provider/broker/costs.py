@@ -51,7 +51,7 @@ def is_share(request: GpuRequest) -> bool:
 
 def mismatch(layout: Layout, request: GpuRequest, speeds: Speeds | None = None) -> FloatArray:
     """Return what being slower or faster than asked costs on each kind [K], measured ``speeds`` first."""
-    asked, speed = request.gpus * layout.shares(request), speeds_of(layout, speeds)
+    asked, speed = request.gpus * layout.shares(request), speeds_of(layout.kinds, speeds)
     degree = degrees(speed, request)
     surplus = np.zeros(len(speed))
     if request.min_tflops > 0:

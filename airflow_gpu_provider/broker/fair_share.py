@@ -254,15 +254,13 @@ class FairShare:
             return frozenset()
         return self.borrowed()  # none of its own: it is within its quota
 
-    def protected(self, claim: Claim) -> frozenset[LeaseId]:
-        """Return the leases that this claim may not take: those of other teams within their quotas."""
+    def protected(self, claim: Claim, leases: Iterable[Lease]) -> frozenset[LeaseId]:
+        """Return those of these leases that a claim may not take: of other teams within their quotas."""
         if not self.is_on:
             return frozenset()
         borrowed = self.borrowed()
         return frozenset(
-            lease.id
-            for lease in self._leases.values()
-            if team_of(lease) != claim.team and lease.id not in borrowed
+            lease.id for lease in leases if team_of(lease) != claim.team and lease.id not in borrowed
         )
 
 

@@ -101,9 +101,8 @@ class Floor:
         self.touch(self.regions.of_kinds(range(len(self.layout.kinds))))
 
     def touch_devices(self, devices: Iterable[DeviceId]) -> None:
-        """Note that something happened to these devices; those that left the fleet are nobody's business."""
-        banks = {self.layout.place_of[name][0] for name in devices if name in self.layout.place_of}
-        self.touch(self.regions.of_kinds(set(self.layout.kind_of[list(banks)].tolist())))
+        """Note that something happened to these devices or beside them."""
+        self.touch(self.kinds_around(devices))
 
     # -- leases
     def confirm(self, placed_id: LeaseId, lease: Lease) -> None:
@@ -143,6 +142,12 @@ class Floor:
     def kinds_of(self, key: ClassKey) -> int:
         """Return the kinds of devices that a class has to do with."""
         return self.regions.of_kinds(self.placer.kinds(key.request, key.excluded))
+
+    def kinds_around(self, devices: Iterable[DeviceId]) -> int:
+        """Return the kinds of these devices and those beside them, without devices that left the fleet."""
+        layout = self.layout
+        banks = {layout.place_of[name][0] for name in devices if name in layout.place_of}
+        return self.regions.of_kinds({int(layout.kind_of[bank]) for bank in banks})
 
     # -- the fleet
     def reopen(self, changed: Mapping[int, Node]) -> None:

@@ -65,10 +65,6 @@ class Holdings:
         """Return whether the claim holds devices."""
         return claim_id in self._of_claim
 
-    def lease_of(self, claim_id: ClaimId) -> LeaseId | None:
-        """Return the lease of a claim."""
-        return self._of_claim.get(claim_id)
-
     def parts(self) -> list[Part]:
         """Return all that is taken."""
         return [part for _, part in (*self._held.values(), *self._offers.values())]

@@ -10,7 +10,7 @@ one nor is an owner's changes it only while too few good devices are kept. The n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.broker.classes import ClassKey
@@ -147,9 +147,9 @@ class Keeping:
             return _NOBODYS
         return frozenset(each.id for each in self.reservations if each.is_for(claim))
 
-    def overstayers(self, leases: Callable[[], Iterable[Lease]], now: datetime) -> frozenset[LeaseId]:
+    def overstayers(self, leases: Iterable[Lease], now: datetime) -> frozenset[LeaseId]:
         """Return the leases of others on devices whose reservation has started."""
-        return overstayers(self.kept, leases(), now) if self.kept else frozenset()
+        return overstayers(self.kept, leases, now)
 
     def _plan(self, now: datetime, runtimes: Iterable[float | None]) -> None:
         moments = [

@@ -8,14 +8,14 @@ device is free is not asked here; that is the next step, `capacity.Capacity`.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from airflow_gpu_provider.broker.flavors import canonical_model, is_slice
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Layout
+from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Kind, Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
 
 if TYPE_CHECKING:
@@ -86,12 +86,11 @@ def candidates(
         place = layout.place_of.get(device)
         if place is not None:
             devices[place] = False
-    return Candidates(devices, degrees(speeds_of(layout, speeds), request)[layout.kind_of])
+    return Candidates(devices, degrees(speeds_of(layout.kinds, speeds), request)[layout.kind_of])
 
 
-def speeds_of(layout: Layout, speeds: Speeds | None) -> FloatArray:
+def speeds_of(kinds: Sequence[Kind], speeds: Speeds | None) -> FloatArray:
     """Return the speed [K] of each kind: measured where that is known, else rated."""
-    kinds = layout.kinds
     return np.array(
         [kind.tflops if speeds is None else speeds.of(kind.model, kind.tflops) for kind in kinds], np.float64
     )

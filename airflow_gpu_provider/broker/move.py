@@ -49,6 +49,11 @@ class Offer:
     shares: tuple[int, ...] = ()
 
     @property
+    def milli(self) -> tuple[int, ...]:
+        """What the lease would hold of each device, in milli-GPU."""
+        return self.shares or (self.request.milli,) * len(self.devices)
+
+    @property
     def moves(self) -> tuple[tuple[DeviceId, DeviceId], ...]:
         """The old and the new device of each member that moves."""
         members = self.request.gpus
@@ -102,9 +107,9 @@ def commit(offer: Offer, lease: Lease, now: datetime) -> Resized | ResizeRefused
 def held_by(offer: Offer) -> tuple[tuple[DeviceId, int], ...]:
     """Return the devices and shares that an open offer holds beyond what its lease holds."""
     before = offer.from_shares or (offer.from_request.milli,) * len(offer.from_devices)
-    after = offer.shares or (offer.request.milli,) * len(offer.devices)
     own = dict(zip(offer.from_devices, before, strict=True))
-    held = ((device, milli - own.get(device, 0)) for device, milli in zip(offer.devices, after, strict=True))
+    after = zip(offer.devices, offer.milli, strict=True)
+    held = ((device, milli - own.get(device, 0)) for device, milli in after)
     return tuple((device, milli) for device, milli in held if milli > 0)
 
 

@@ -8,16 +8,17 @@ transaction of the server's leader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker import move
+from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.floor import Floor
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.matching import match_degree
-from airflow_gpu_provider.broker.model import DeviceId, Lease, LeaseId
+from airflow_gpu_provider.broker.model import Lease, LeaseId
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, ResizeRefused
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.resize import Decision, Wish, resize
@@ -40,7 +41,6 @@ class Resizing:
         self._capacity = floor.capacity
         self._placer = floor.placer
         self._share = floor.share
-        self._regions = floor.regions
         self._pending = pending
         self._keeping = keeping
         self._policy = policy
@@ -88,7 +88,7 @@ class Resizing:
         offer, part = self._holdings.offer_of(lease_id), self._holdings.let_go(lease_id)
         if part is not None and offer is not None:
             self._capacity.give(part)
-            self._touch_devices(offer.devices)
+            self._floor.touch_devices(offer.devices)
         return offer
 
     def lapse(self, now: datetime) -> tuple[LeaseId, ...]:
@@ -116,15 +116,15 @@ class Resizing:
         assert found is not None
         self._capacity.give(found[1])
         self._capacity.take(self._holdings.add(after))
-        self._touch_devices(before.devices)
+        self._floor.touch_devices(before.devices)
 
     @contextmanager
     def _room_for(self, lease: Lease, now: datetime) -> Iterator[FreeRoom]:
         """Yield what is free behind all who wait for anything that the lease could grow into."""
         any_size = replace(lease.request, memory_mib=0)
-        kinds = self._regions.of_kinds(self._placer.kinds(any_size)) | self._kinds_of(lease.devices)
+        kinds = self._floor.kinds_of(ClassKey(any_size)) | self._floor.kinds_around(lease.devices)
         holds = self._floor.holds(now)
-        near = self._regions.around(kinds, None, self._pending.classes.values())
+        near = self._floor.regions.around(kinds, None, self._pending.classes.values())
         try:
             for waiting in self._pending.heads(self._share, near):
                 if self._share.is_over_limit(waiting.first):
@@ -135,20 +135,11 @@ class Resizing:
         finally:
             holds.let_go()
 
-    def _touch_devices(self, devices: Iterable[DeviceId]) -> None:
-        """Let the next turn look at those who wait for such devices, or share nodes with them."""
-        self._floor.touch(self._kinds_of(devices))
-
-    def _kinds_of(self, devices: Iterable[DeviceId]) -> int:
-        layout = self._capacity.layout
-        places = (layout.place_of.get(device) for device in devices)
-        return self._regions.of_kinds({int(layout.kind_of[place[0]]) for place in places if place})
-
 
 def _milli_of(found: Decision) -> int:
     """Return what the lease would hold in all, in milli-GPU; 0 where it stays as it is."""
     if isinstance(found, Resized):
         return sum(found.lease.milli)
     if isinstance(found, Offer):
-        return sum(found.shares) if found.shares else found.request.milli * len(found.devices)
+        return sum(found.milli)
     return 0

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from airflow_gpu_provider.broker.layout import FloatArray, Kind, usual_share
+from airflow_gpu_provider.broker.matching import speeds_of
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.broker.throughput import UNKNOWN, Speeds
 
@@ -63,6 +64,6 @@ class SpeedCosts:
 
 def _reached(kinds: Sequence[Kind], speeds: Speeds) -> FloatArray:
     """Return what a class reaches on each kind, against its best; where nothing is known it is the best."""
-    found = np.array([speeds.of(kind.model, kind.tflops) for kind in kinds], np.float64)
+    found = speeds_of(kinds, speeds)
     best = found.max(initial=0.0)
     return np.where(found > 0, found / best, 1.0) if best > 0 else np.ones(len(found))

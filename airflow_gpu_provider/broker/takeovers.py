@@ -86,7 +86,7 @@ class Takeovers:
         if now < self._next_at or self._policy.budget <= 0:
             return None
         able = {lease.id: lease for lease in self._holdings.preemptible()}
-        overstayers = keeping.overstayers(lambda: self._holdings, now)
+        overstayers = keeping.overstayers(self._holdings, now)
         for lease_id in (*floor.share.borrowed(), *overstayers):
             if (lease := self._holdings.get(lease_id)) is not None:
                 able[lease_id] = lease
@@ -154,7 +154,7 @@ class Search:
         reclaimable = self._share.reclaimable(claim)
         if self._overstayers and self._keeping.owned_by(claim):
             reclaimable |= self._overstayers
-        rights = Rights(reclaimable, self._share.protected(claim))
+        rights = Rights(reclaimable, self._share.protected(claim, self._able.values()))
         groups = self._placer.groups(key.request, key.excluded)
         kept = self._back.kept_for(claim.id)
         fits = fits_without(self._capacity, key.request, *groups, kept=kept)

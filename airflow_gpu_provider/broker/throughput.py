@@ -106,10 +106,6 @@ class ThroughputTable:
         kept = of_class.setdefault(canonical_model(run.model), deque(maxlen=self._policy.kept_runs))
         kept.append(run)
 
-    def classes(self) -> frozenset[str]:
-        """Return the task classes of which runs are known."""
-        return frozenset(self._runs)
-
     def learned(self, now: datetime) -> dict[str, Speeds]:
         """Return the speeds of every class of which enough is known."""
         found = {each: self.speeds(each, now) for each in sorted(self._runs)}

@@ -135,9 +135,9 @@ def test_only_an_owner_reclaims_and_never_from_itself() -> None:
 def test_what_other_teams_hold_within_their_quotas_is_protected_and_what_they_borrow_is_not() -> None:
     leases = [held("a", "own", "n0/0", held_s=60), held("a", "more", "n0/1"), held(None, "n", "n1/0")]
     share = FairShare(Quotas({"a": Quota(1), "b": Quota(2)}), fleet(2), leases)
-    assert share.protected(of("b", "c")) == {"lease-own"}
-    assert share.protected(of("a", "c")) == frozenset(), "within a team, value decides"
-    assert FairShare(Quotas(), fleet(2), leases).protected(of("b", "c")) == frozenset()
+    assert share.protected(of("b", "c"), leases) == {"lease-own"}
+    assert share.protected(of("a", "c"), leases) == frozenset(), "within a team, value decides"
+    assert FairShare(Quotas(), fleet(2), leases).protected(of("b", "c"), leases) == frozenset()
 
 
 def test_events_lead_to_what_the_leases_alone_would() -> None:

@@ -34,7 +34,7 @@ HOUR = 3600.0
 
 
 def overstayers(engine: Engine, now: datetime) -> frozenset[LeaseId]:
-    return engine.keeping.overstayers(lambda: engine.floor.holdings, now)
+    return engine.keeping.overstayers(engine.floor.holdings, now)
 
 
 def at(seconds: float) -> datetime:

@@ -194,7 +194,7 @@ def test_an_owner_reclaims_what_was_borrowed_whatever_it_is_worth_but_nothing_wi
 
     def rights(blocked: Claim) -> Rights:
         share = FairShare(quotas, fleet(1, 2), leases)
-        return Rights(share.reclaimable(blocked), share.protected(blocked))
+        return Rights(share.reclaimable(blocked), share.protected(blocked, leases))
 
     owner = replace(urgent(value=0), team="b")
     found = taken(fleet(1, 2), leases, owner, rights(owner))
@@ -309,7 +309,7 @@ def test_on_one_device_preemption_comes_to_rest(worths: list[int], owners: list[
         held = replace(lease(holder.id, "n0/0", held_s=3600), claim=holder)
         share = FairShare(quotas, some, [held])
         for blocked in waiting:
-            rights = Rights(share.reclaimable(blocked), share.protected(blocked))
+            rights = Rights(share.reclaimable(blocked), share.protected(blocked, [held]))
             if taken(some, [held], blocked, rights) is not None:
                 waiting.remove(blocked)
                 waiting.append(after_preemption(holder, blocked.id))
