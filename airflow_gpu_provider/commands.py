@@ -18,14 +18,14 @@ from airflow_gpu_provider.broker.flavor_table import extended
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import GpuProviderError, InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
-from airflow_gpu_provider.rows import (
-    DrainRow,
-    HolderRow,
-    LeaseRow,
-    NodeRow,
-    QueueRow,
-    RedundancyRow,
-    ThroughputRow,
+from airflow_gpu_provider.shown_rows import (
+    device_rows,
+    drain_row,
+    lease_row,
+    queue_row,
+    redundancy_row,
+    throughput_row,
+    until,
 )
 from airflow_gpu_provider.wire import wrong_fields
 from airflow_gpu_provider.wishes import DrainBody, UndrainBody
@@ -52,32 +52,32 @@ def command(function: Callable[[argparse.Namespace], None]) -> Callable[[argpars
 @command
 def nodes(args: argparse.Namespace) -> None:
     """Print nodes and devices, a row a device."""
-    print_rows(args, [row for node in GpuBrokerHook(args.conn_id).nodes() for row in _device_rows(node)])
+    print_rows(args, [row for node in GpuBrokerHook(args.conn_id).nodes() for row in device_rows(node)])
 
 
 @command
 def queue(args: argparse.Namespace) -> None:
     """Print waiting claims."""
-    print_rows(args, [_queue_row(row) for row in GpuBrokerHook(args.conn_id).queue()])
+    print_rows(args, [queue_row(row) for row in GpuBrokerHook(args.conn_id).queue()])
 
 
 @command
 def leases(args: argparse.Namespace) -> None:
     """Print live leases."""
-    print_rows(args, [_lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
+    print_rows(args, [lease_row(row) for row in GpuBrokerHook(args.conn_id).leases()])
 
 
 @command
 def drains(args: argparse.Namespace) -> None:
     """Print what is drained."""
-    print_rows(args, [_drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
+    print_rows(args, [drain_row(row) for row in GpuBrokerHook(args.conn_id).drains()])
 
 
 @command
 def throughput(args: argparse.Namespace) -> None:
     """Print how fast classes of tasks were on each model."""
     rows = GpuBrokerHook(args.conn_id).throughput()
-    print_rows(args, [_throughput_row(row) for row in rows if args.task_class in (None, row.task_class)])
+    print_rows(args, [throughput_row(row) for row in rows if args.task_class in (None, row.task_class)])
 
 
 @command
@@ -86,7 +86,7 @@ def redundancy(args: argparse.Namespace) -> None:
     hook = GpuBrokerHook(args.conn_id)
     is_all = args.task_class is None
     rows = hook.redundancies() if is_all else [hook.redundancy(args.task_class, args.model)]
-    print_rows(args, [_redundancy_row(row) for row in rows])
+    print_rows(args, [redundancy_row(row) for row in rows])
 
 
 @command
@@ -94,7 +94,7 @@ def drain(args: argparse.Namespace) -> None:
     """Take a node or device out of service."""
     for_s = None if args.length is None else parse_seconds(args.length)
     row = admin_hook(args).drain(DrainBody(target=args.target, reason=args.reason, for_s=for_s))
-    print(f"Drained {row.scope} {row.target}{_until(row)}; leases that hold it go on.")
+    print(f"Drained {row.scope} {row.target}{until(row)}; leases that hold it go on.")
 
 
 @command
@@ -197,105 +197,3 @@ def parse_seconds(text: str) -> float:
 def print_rows(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Print rows as the table, JSON or YAML that is asked for."""
     AirflowConsole().print_as(data=rows, output=args.output)
-
-
-def _shown(value: object) -> object:
-    """Return `value` for people: what is not known is not 0."""
-    return "N/A" if value is None else value
-
-
-def _device_rows(node: NodeRow) -> list[dict[str, Any]]:
-    return [
-        {
-            "node": node.name,
-            "host": node.host,
-            "device": device.id,
-            "model": device.model + (" (simulated)" if device.simulated else ""),
-            "memory_gib": round(device.memory_mib / 1024, 1),
-            "state": device.state,
-            "utilisation": _shown(None if device.utilisation is None else f"{device.utilisation:.0%}"),
-            "holder_or_reason": "; ".join([*map(_holder, device.holders), *filter(None, [device.why])]),
-            "report_age_s": node.report_age_s,
-        }
-        for device in node.devices
-    ]
-
-
-def _queue_row(row: QueueRow) -> dict[str, Any]:
-    return {
-        "position": _shown(row.position),
-        "task": f"{row.key.dag_id}.{row.key.task_id}",
-        "run": row.key.run_id,
-        "map_index": row.key.map_index,
-        "team": row.team or "",
-        "asked": row.asked,
-        "value": row.value,
-        "waiting_s": row.waiting_s,
-        "starts_in_s": _shown(row.starts_in_s),
-        "preemptions": row.preemptions,
-        "reason": _shown(row.reason),
-        "claim": row.claim_id,
-    }
-
-
-def _throughput_row(row: ThroughputRow) -> dict[str, Any]:
-    return {
-        "task_class": row.task_class,
-        "model": row.model,
-        "runs": row.runs,
-        "units_per_s": f"{row.units_per_s:.4g}",
-        "rating": _shown(row.rating),
-        "speed": _shown(None if row.speed is None else round(row.speed, 1)),
-        "counts": "yes" if row.counts else f"no: {row.why_not}",
-    }
-
-
-def _redundancy_row(row: RedundancyRow) -> dict[str, Any]:
-    return {
-        "task_class": row.task_class or "(all)",
-        "model": row.model or "(all)",
-        "redundant": f"{row.share:.1%}",
-        "failure_rate": f"{row.failure_rate:.1%}",
-        "reason": row.reason,
-    }
-
-
-def _until(row: DrainRow) -> str:
-    return "" if row.until is None else f" until {row.until.isoformat(timespec='seconds')}"
-
-
-def _drain_row(row: DrainRow) -> dict[str, Any]:
-    return {
-        "scope": row.scope,
-        "target": row.target,
-        "reason": row.reason,
-        "by": row.by,
-        "since": row.since.isoformat(timespec="seconds"),
-        "until": "undrained" if row.until is None else row.until.isoformat(timespec="seconds"),
-    }
-
-
-def _holder(row: HolderRow) -> str:
-    return _part(row.task, row.share)
-
-
-def _part(name: str, share: float) -> str:
-    return name if share == 1 else f"{name} ({share:g} of it)"
-
-
-def _lease_row(row: LeaseRow) -> dict[str, Any]:
-    return {
-        "task": f"{row.key.dag_id}.{row.key.task_id}",
-        "run": row.key.run_id,
-        "map_index": row.key.map_index,
-        "try": row.key.try_number,
-        "owner": _shown(row.owner),
-        "team": row.team or "",
-        "devices": ", ".join(map(_part, row.devices, row.shares)),
-        "nodes": ", ".join(row.nodes),
-        "granted_at": row.granted_at.isoformat(timespec="seconds"),
-        "expires_in_s": row.expires_in_s,
-        "move": row.move or "",
-        "taken_back": row.taken_back or "",
-        "lease": row.lease_id,
-    }

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from airflow_gpu_provider.broker.flavor_table import EXAMPLE, parse_flavors
 from airflow_gpu_provider.broker.flavors import Flavor
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy, PreemptionPolicy
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.quota import Quotas
 from airflow_gpu_provider.exceptions import InvalidRequest
 

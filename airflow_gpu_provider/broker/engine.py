@@ -21,7 +21,6 @@ from airflow_gpu_provider.broker.intake import Intake
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import (
-    NO_PREEMPTION,
     Claim,
     ClaimId,
     CyclePolicy,
@@ -33,12 +32,12 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Placement,
     Preemption,
-    PreemptionPolicy,
     Rejection,
     Waiting,
 )
 from airflow_gpu_provider.broker.move import Offer
 from airflow_gpu_provider.broker.pending import Pending
+from airflow_gpu_provider.broker.preemption_policy import NO_PREEMPTION, PreemptionPolicy
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.rank import rank
 from airflow_gpu_provider.broker.reservation import Reservation

@@ -24,9 +24,9 @@ from airflow_gpu_provider.broker.model import (
     Lease,
     LeaseId,
     Preemption,
-    PreemptionPolicy,
     RunType,
 )
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 
 #: Whether the whole gang of the claim fits once these leases have ended. More leases never fit worse.
 Fits: TypeAlias = Callable[[Collection[Lease]], bool]

@@ -18,9 +18,10 @@ from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.holdings import Holdings
 from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.layout import Layout
-from airflow_gpu_provider.broker.model import Claim, ClaimId, Lease, LeaseId, Preemption, PreemptionPolicy
+from airflow_gpu_provider.broker.model import Claim, ClaimId, Lease, LeaseId, Preemption
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.preemption import Rights, fits_without, plan
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.taking_back import TakingBack
 
 if TYPE_CHECKING:

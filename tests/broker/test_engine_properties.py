@@ -23,13 +23,13 @@ from airflow_gpu_provider.broker.model import (
     LeaseId,
     Node,
     Placement,
-    PreemptionPolicy,
     Reason,
     ReasonCode,
     RunType,
     Snapshot,
 )
 from airflow_gpu_provider.broker.preemption import after_preemption, worth
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 

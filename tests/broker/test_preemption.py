@@ -20,7 +20,6 @@ from airflow_gpu_provider.broker.model import Claim, ClaimId, Fleet, Lease, Leas
 from airflow_gpu_provider.broker.preemption import (
     Fits,
     Preemption,
-    PreemptionPolicy,
     Rights,
     after_preemption,
     fits_without,
@@ -28,6 +27,7 @@ from airflow_gpu_provider.broker.preemption import (
     loss_s,
     plan,
 )
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.quota import Quota, Quotas
 
 from .builders import NOW, claim, fleet, fleet_of, lease, node

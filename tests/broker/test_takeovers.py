@@ -16,10 +16,10 @@ from airflow_gpu_provider.broker.model import (
     Fleet,
     Lease,
     LeaseId,
-    PreemptionPolicy,
     ReasonCode,
 )
 from airflow_gpu_provider.broker.preemption import after_preemption
+from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quota, Quotas
 from airflow_gpu_provider.broker.reservation import Reservation
 
