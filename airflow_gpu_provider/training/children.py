@@ -19,7 +19,7 @@ from typing import Protocol
 from airflow_gpu_provider.training import shard
 from airflow_gpu_provider.training.failures import Remains, ShardReport
 from airflow_gpu_provider.training.nursery import Nursery, Order
-from airflow_gpu_provider.training.parenthood import reap_strays
+from airflow_gpu_provider.training.parenthood import end_strays, reap_strays
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 
 _TAIL_BYTES = 8192
@@ -105,8 +105,7 @@ class Children:
 
     def reap_strays(self) -> None:
         """Reap what shards have left behind."""
-        nursery = {self._nursery.pid} if self._nursery is not None else set()
-        reap_strays(frozenset(nursery | {child.process.pid for child in self._children.values()}))
+        reap_strays(self._own())
 
     def exit_code(self, uid: str) -> int | None:
         """Return how the process ended, None while it runs."""
@@ -129,10 +128,15 @@ class Children:
         return next((slot for slot in free if not set(suspect_devices).intersection(slot.device_ids)), None)
 
     def fence(self, uid: str) -> None:
-        """Make sure that the process no longer runs."""
+        """Make sure that neither the process nor what it started (data loaders, say) runs any longer."""
         process = self._children[uid].process
         process.kill()
         process.wait()
+        end_strays(self._own())
+
+    def _own(self) -> frozenset[int]:
+        nursery = {self._nursery.pid} if self._nursery is not None else set()
+        return frozenset(nursery | {child.process.pid for child in self._children.values()})
 
     def fence_all(self) -> None:
         """End every process."""

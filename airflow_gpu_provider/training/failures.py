@@ -113,6 +113,7 @@ class ShardReport(BaseModel):
     step: int | None = None
     shard: int | None = None
     non_finite: bool = False
+    at: float = 0.0  #: by the host's clock, to tell which of several shards failed first
 
 
 class ShardFailure(BaseModel):
@@ -142,6 +143,7 @@ class Remains:
     stopped_for_s: float | None = None  #: by a signal, when that is why it was given up
     silent_for_s: float | None = None  #: since its last heartbeat, when that is why it was given up
     stalled_for_s: float | None = None  #: since its last step, likewise
+    unjoined_for_s: float | None = None  #: since it was started, without reaching its loop, likewise
     kernel_oom_kills: int = 0  #: by which the host's or cgroup's counter rose since the process started
 
 
@@ -153,6 +155,11 @@ def classify(remains: Remains) -> tuple[FailureCause, str]:
         return FailureCause.HUNG, f"no heartbeat for {remains.silent_for_s:.1f} s"
     if remains.stalled_for_s is not None:
         return FailureCause.HUNG, f"no step ended for {remains.stalled_for_s:.0f} s while it was computing"
+    if remains.unjoined_for_s is not None:
+        return FailureCause.HUNG, (
+            f"it did not reach ctx.steps() within {remains.unjoined_for_s:.0f} s and the others wait for it; "
+            "where building the model takes longer, raise join_timeout"
+        )
     if remains.report is not None:
         return _from_report(remains.report)
     return _from_exit(remains)

@@ -28,6 +28,7 @@ _EXCUSED = (
 class _Watched:
     heard_at: float
     progressed_at: float
+    started_at: float
     beat: int = 0
     step: int = -1
     phase: str = "starting"
@@ -47,7 +48,7 @@ class Liveness:
 
     def watch(self, uid: str, now: float) -> None:
         """Begin to wait for a process."""
-        self._watched[uid] = _Watched(heard_at=now, progressed_at=now)
+        self._watched[uid] = _Watched(heard_at=now, progressed_at=now, started_at=now)
 
     def forget(self, uid: str) -> None:
         """Stop to wait for a process."""
@@ -60,6 +61,7 @@ class Liveness:
             for watched in self._watched.values():
                 watched.heard_at += pause
                 watched.progressed_at += pause
+                watched.started_at += pause
                 if watched.stopped_at is not None:
                     watched.stopped_at += pause
         self._ticked_at = now
@@ -108,6 +110,12 @@ class Liveness:
         watched = self._watched[uid]
         pause = now - watched.progressed_at
         return pause if watched.phase == "computing" and pause > self._plan.stall_timeout_s else None
+
+    def unjoined_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has not come to its loop when that is too long, else None."""
+        watched = self._watched[uid]
+        age = now - watched.started_at
+        return age if watched.phase == "starting" and age > self._plan.join_timeout_s else None
 
     def parked(self) -> frozenset[str]:
         """Return the processes that wait warm."""

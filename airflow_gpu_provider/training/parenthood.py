@@ -66,6 +66,16 @@ def end_orphans() -> None:
             return
 
 
+def end_strays(own: frozenset[int]) -> None:
+    """Kill and reap what lost processes have left to this one, and what those leave, but none of ``own``."""
+    while strays := [pid for pid in _children() if pid not in own]:
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
 def living_in_group(group: int) -> list[int]:
     """Return the processes of a process group that have not ended; none where the system does not tell."""
     living = []

@@ -65,6 +65,7 @@ class RunPlan(BaseModel):
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)  #: for one that is silent and does not compute
     busy_timeout_s: float = Field(default=60.0, gt=0)  #: for one that is silent but computes: the GIL
     startup_timeout_s: float = Field(default=300.0, gt=0)  #: from a shard's start to its first heartbeat
+    join_timeout_s: float = Field(default=1800.0, gt=0)  #: from a shard's start to its loop
     stall_timeout_s: float = Field(
         default=900.0, gt=0
     )  #: a shard that computes this long without ending a step hangs

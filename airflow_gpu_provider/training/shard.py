@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -71,25 +72,46 @@ def _train(plan: RunPlan, uid: str) -> int:
     telemetry = Telemetry(plan.paths.shard_telemetry(uid), uid)
     context = TrainContext(plan, uid, store, pulse, telemetry=telemetry, device=device)
     try:
+        assert plan.entrypoint is not None, "a script has no shards of ours"
         train = load_entrypoint(plan.entrypoint)
         seed_everything(plan.seed, 0, 0)  # equal initial weights everywhere
         result = train(context)
         if not context.is_complete:
-            raise InvalidRequest(
-                "train(ctx) returned before its loop was through; do not break out of `for step in "
-                "ctx.steps(n)`: the other shards would wait. Give ctx.steps() the right number instead."
-            )
+            raise InvalidRequest(_left_early(context.step_now))
         store.put(f"done/{uid}", {"result": _checked_result(result) if context.shard == 0 else None})
     except Leaving as leaving:
         logging.getLogger(__name__).info("Leaving: %s", leaving)
         store.put(f"left/{uid}", True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shard = None if context._loop is None else context._loop.rank
-        _write_report(plan, uid, error, step=context.step_now, shard=shard)
+        _write_report(plan, uid, _explained(error), step=context.step_now, shard=shard)
         return REPORTED_EXIT
     finally:
         telemetry.flush()
     return 0
+
+
+def _left_early(step: int | None) -> str:
+    if step is None:
+        return (
+            "train(ctx) returned without `for step in ctx.steps(n)`: register the model and the optimizer, "
+            "then do the training in that loop."
+        )
+    return (
+        "train(ctx) returned before its loop was through; do not break out of `for step in "
+        "ctx.steps(n)`: the other shards would wait. Give ctx.steps() the right number instead."
+    )
+
+
+def _explained(error: Exception | SystemExit) -> Exception:
+    """Return an error of the author's code that says what is wrong with it."""
+    if isinstance(error, Exception):
+        return error
+    explained = InvalidRequest(
+        f"train(ctx) called sys.exit({error.code!r}), which ends one shard and leaves the others waiting; "
+        "return when ctx.steps() is through, or raise an exception that says what is wrong."
+    )
+    return explained.with_traceback(error.__traceback__)
 
 
 def load_entrypoint(entrypoint: str) -> Callable[..., object]:
@@ -98,6 +120,8 @@ def load_entrypoint(entrypoint: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
         raise InvalidRequest(
             f"entrypoint={entrypoint!r}: {error}; the module must lie in the Dags folder or be installed "
             "where the training runs."
@@ -120,7 +144,8 @@ def _checked_result(result: object) -> JsonValue:
     except (TypeError, ValueError) as error:
         raise InvalidRequest(
             f"train(ctx) returned {type(result).__name__} that is not plain JSON ({error}); return numbers, "
-            "text, lists and dicts, for example {'loss': float(loss)}."
+            "text, lists and dicts, for example {'loss': float(loss)}. The final checkpoint is written: a "
+            "task that is cleared goes on from it."
         ) from error
     if size > _MAX_RESULT_BYTES:
         raise InvalidRequest(
@@ -140,6 +165,7 @@ def _write_report(plan: RunPlan, uid: str, error: Exception, *, step: int | None
         step=step,
         shard=shard,
         non_finite=type(error).__name__ == "NonFiniteLoss",
+        at=time.time(),
     )
     write_json(plan.paths.failure(uid), report.model_dump_json(indent=1))
 

@@ -39,23 +39,31 @@ class Watch:
                     self.liveness.observe(uid, state, now=now)
 
     def lost(self, membership: Membership, now: float) -> list[ShardFailure]:
-        """Return the processes that ended before they should or have to be given up."""
-        found = (self._examine(uid, membership.members.get(uid), now) for uid in membership.alive)
-        return [failure for failure in found if failure is not None]
+        """Return the processes that ended too early or have to be given up, the first cause first."""
+        found = [self._examine(uid, membership.members.get(uid), now) for uid in membership.alive]
+        return [failure for _, failure in sorted((each for each in found if each), key=lambda each: each[0])]
 
-    def _examine(self, uid: str, rank: int | None, now: float) -> ShardFailure | None:
-        stopped = silent = stalled = None
+    def _examine(self, uid: str, rank: int | None, now: float) -> tuple[float, ShardFailure] | None:
+        given_up: dict[str, float | None] = {}
         if self._children.exit_code(uid) is None:
-            stopped = self.liveness.stopped_for(uid, now)
-            silent = self.liveness.silent_for(uid, now)
-            stalled = self.liveness.stalled_for(uid, now)
-            if stopped is None and silent is None and stalled is None:
+            given_up = {
+                "stopped": self.liveness.stopped_for(uid, now),
+                "silent": self.liveness.silent_for(uid, now),
+                "stalled": self.liveness.stalled_for(uid, now),
+                "unjoined": self.liveness.unjoined_for(uid, now),
+            }
+            if all(each is None for each in given_up.values()):
                 return None
         elif self._store.has([f"done/{uid}"]) or self._store.has([f"left/{uid}"]):
             return None
         remains = replace(
-            self._children.remains(uid), stopped_for_s=stopped, silent_for_s=silent, stalled_for_s=stalled
+            self._children.remains(uid),
+            stopped_for_s=given_up.get("stopped"),
+            silent_for_s=given_up.get("silent"),
+            stalled_for_s=given_up.get("stalled"),
+            unjoined_for_s=given_up.get("unjoined"),
         )
         cause, evidence = classify(remains)
         step = remains.report.step if remains.report else self.liveness.step(uid)
-        return ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
+        told_at = remains.report.at if remains.report else float("inf")
+        return told_at, ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
