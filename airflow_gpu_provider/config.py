@@ -104,6 +104,14 @@ class Settings(BaseModel):
         description="Points of value a claim loses each time its work (devices times `max_runtime`, 4 hours "
         "if not given) doubles, so that among equals short work goes first. 0: in order of arrival.",
     )
+    readiness_boost: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="Points of value that a claim gains at most by being ready: half for the part of its "
+        "`artifacts` that a node holds, half for how much of its DAG run is done with it. Below 1, so it "
+        "never outweighs value. 0: none.",
+    )
     backfill_penalty: float = Field(
         1000.0,
         ge=0,
@@ -254,6 +262,7 @@ class Settings(BaseModel):
             max_load=self.max_load,
             ageing_per_min=self.ageing_per_min,
             small_first=self.small_first,
+            readiness_boost=self.readiness_boost,
             backfill_penalty=self.backfill_penalty,
             cost_band=self.cost_band,
             impossible_for=timedelta(seconds=self.impossible_for_s),

@@ -62,6 +62,9 @@ class QueueRow(BaseModel):
     request: RequestBody
     asked: str
     value: float
+    completes: float | None = None  #: part of its DAG run that is done once it is
+    score: float  #: its place by itself: value, readiness, waiting, less for large work and backfills
+    score_why: str  #: the sum in words
     run_type: RunType
     team: str | None = None
     submitted_at: datetime

@@ -179,6 +179,7 @@ def _waiting(row: QueueRow, runtime_s: float) -> Task:
         runtime_s=request.max_runtime_s or runtime_s,
         value=row.value,
         run_type=row.run_type,
+        completes=row.completes,
         team=row.team,
         dag_id=row.key.dag_id,
     )

@@ -51,6 +51,7 @@ def queue_row(row: QueueRow) -> dict[str, Any]:
         "team": row.team or "",
         "asked": row.asked,
         "value": row.value,
+        "score": row.score_why,
         "waiting_s": row.waiting_s,
         "starts_in_s": _shown(row.starts_in_s),
         "preemptions": row.preemptions,

@@ -144,6 +144,7 @@ class ClaimBody(Body):
     run_type: RunType = RunType.LIVE
     team: Name | None = None
     preemptible: bool = False
+    completes: float | None = Field(None, ge=0, le=1)  # part of its DAG run that is done once it is
     ti_id: Annotated[str, Field(max_length=36), AfterValidator(no_nul)] | None = None
     owner: Annotated[str, Field(max_length=500), AfterValidator(no_nul)] | None = None
 

@@ -32,7 +32,7 @@ from airflow_gpu_provider.broker.model import (
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds, Walk
 from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
-from airflow_gpu_provider.broker.rank import Rank, ordered, rank
+from airflow_gpu_provider.broker.rank import Rank, ranked
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.standing import World, standings
 from airflow_gpu_provider.broker.taking_back import TakingBack
@@ -65,7 +65,7 @@ def decide(snapshot: Snapshot, now: datetime, policy: CyclePolicy, quotas: Quota
     placer = Placer(capacity, Mix.of(layout, asked), cost_band=policy.cost_band, speeds=speeds)
     outlook = Outlook(layout, max_load=policy.max_load)
     endings = promised(live, parts, now)
-    queue = [(rank(claim, now, policy), claim) for claim in ordered(admitted, now, policy)]
+    queue = ranked(admitted, now, policy, placer.there)
     keeping = Keeping(policy.reservation_notice, snapshot.reservations, snapshot.kept)
     keeping.renew(now, snapshot.fleet, live, ())
     walk = Walk(capacity, placer, Holds(capacity, placer, outlook, lambda: endings), share, back)

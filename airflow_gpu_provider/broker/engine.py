@@ -42,14 +42,12 @@ from airflow_gpu_provider.broker.quota import NO_QUOTAS, Quotas
 from airflow_gpu_provider.broker.rank import rank
 from airflow_gpu_provider.broker.reservation import Reservation
 from airflow_gpu_provider.broker.resizing import Resizing
-from airflow_gpu_provider.broker.standing import standings
+from airflow_gpu_provider.broker.standing import Told, standings
 from airflow_gpu_provider.broker.stream import Stream
 from airflow_gpu_provider.broker.takeovers import Search, Takeovers
 from airflow_gpu_provider.broker.throughput import Speeds
 
 _NEVER = datetime.max.replace(tzinfo=timezone.utc)
-#: Standings that are this old may be told again.
-_STANDING_S = 1.0
 
 
 class Engine:
@@ -80,8 +78,7 @@ class Engine:
         self._pending = Pending()
         self._placed: dict[ClaimId, Claim] = {}  #: by a turn, not yet answered
         self.keeping = keeping or Keeping(policy.reservation_notice)
-        #: when and on which version of the floor claims stood so
-        self._told: tuple[datetime, int, tuple[Waiting, ...]] | None = None
+        self._told = Told()
         layout = Layout.of(fleet)
         self._takeovers = Takeovers(preemption, layout, leases, taken_back)
         self.floor = self._build(layout, leases, offers)
@@ -100,7 +97,9 @@ class Engine:
         elif changed:
             if is_other_offer(self.floor.layout.nodes, changed):
                 self.keeping.see_fleet()
-            self.floor.reopen(changed)
+            if self.floor.reopen(changed):
+                for claim in self._pending.reread(self.floor.placer.there):
+                    self._file(claim, now)  # more or less ready than it was
 
     def reserve(
         self, reservations: Iterable[Reservation], before: Mapping[str, frozenset[DeviceId]] | None = None
@@ -188,15 +187,15 @@ class Engine:
         present come last, all of them.
         """
         stuck = self._intake.waiting(len(self._pending))
-        told, floor = self._told, self.floor
-        if told and told[1] == floor.version and abs((now - told[0]).total_seconds()) < _STANDING_S:
-            return told[2][:limit] + stuck
+        floor, told = self.floor, self._told.again(now, self.floor.version)
+        if told is not None:
+            return told[:limit] + stuck
         world = floor.world(self._classing, self.keeping, now)
         heads = (each.first for each in self._pending.heads(floor.share))
         claims = self._pending.ordered(floor.share, limit)
         found = standings(claims, heads, world, floor.holdings.endings(now))
         if limit is None:
-            self._told = (now, floor.version, found)
+            self._told.note(now, floor.version, found)
         return found + stuck
 
     def claims(self) -> Iterator[Claim]:
@@ -236,8 +235,9 @@ class Engine:
         """Put a claim into its class."""
         key = self._takeovers.back.key_for(claim, self._classing.key(claim))
         kinds = self.floor.kinds_of(key)
-        owned = self.keeping.owned_by(claim)
-        self._pending.add(claim, key, kinds, rank(claim, now, self._policy), owned)
+        owned, there = self.keeping.owned_by(claim), self.floor.placer.there(claim.request)
+        place = rank(claim, now, self._policy, there)
+        self._pending.add(claim, key, kinds, place, owned=owned, there=there)
         self.keeping.expect(claim.request.max_runtime_s, now)
         self.floor.touch(kinds)
 
@@ -290,7 +290,7 @@ class Engine:
     def _build(self, layout: Layout, leases: list[Lease], offers: Iterable[Offer]) -> Floor:
         held, mix = Held(leases, offers, self._takeovers), self.stream.mix(layout)
         speeds, seen = self.stream.speed_costs(layout, self._learned), self.keeping.see_lease
-        self._told = None
+        self._told = Told()
         return Floor(self._policy, self._quotas, layout, held, mix, speeds, seen)
 
 

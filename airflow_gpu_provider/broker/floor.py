@@ -150,8 +150,8 @@ class Floor:
         return self.regions.of_kinds({int(layout.kind_of[bank]) for bank in banks})
 
     # -- the fleet
-    def reopen(self, changed: Mapping[int, Node]) -> None:
-        """Take the load, availability and artifacts of nodes as they are now."""
+    def reopen(self, changed: Mapping[int, Node]) -> bool:
+        """Take nodes as they are now: load, availability, artifacts; return whether artifacts moved."""
         before, nodes = (self.capacity.open, self.layout.offered), self.layout.nodes
         moved = [number for number, node in changed.items() if node.artifacts != nodes[number].artifacts]
         self.layout = self.layout.renewed(changed)
@@ -165,6 +165,7 @@ class Floor:
             self.outlook = Outlook(self.layout, max_load=self._max_load)
             self.touch(self.regions.of_kinds(set(self.layout.kind_of[banks].tolist())))
         self.version += 1
+        return bool(moved)
 
     def validate(self) -> None:
         """Raise `AssertionError` when what is free is not what leases, offers and takeovers leave."""

@@ -136,6 +136,7 @@ class Claim:
     preempted_by: frozenset[ClaimId] = frozenset()  #: for whom; it may not take back from these
     admitted: bool = False  #: it was let in before: when the fleet shrinks it is not rejected at once
     impossible_since: datetime | None = None  #: since when the fleet cannot run it
+    completes: float | None = None  #: part of its DAG run that is done once it is; None = unknown
 
     @property
     def task_class(self) -> str | None:
@@ -259,6 +260,7 @@ class CyclePolicy:
     max_load: float = 0.5
     ageing_per_min: float = 0.02
     small_first: float = 1.0
+    readiness_boost: float = 0.5
     backfill_penalty: float = 1000.0
     cost_band: float = 50.0
     reservation_notice: timedelta = timedelta(hours=1)

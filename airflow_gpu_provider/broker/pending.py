@@ -15,7 +15,7 @@ from itertools import islice
 
 from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.fair_share import FairShare
-from airflow_gpu_provider.broker.model import Claim, ClaimId
+from airflow_gpu_provider.broker.model import Claim, ClaimId, GpuRequest
 from airflow_gpu_provider.broker.order import Order, in_order
 from airflow_gpu_provider.broker.rank import Rank
 
@@ -27,6 +27,7 @@ class ClaimClass:
     key: ClassKey
     kinds: int  #: bit mask of the kinds of devices that suit
     owned: frozenset[str] = frozenset()  #: the reservations that are for it
+    there: float = 1.0  #: the part of what it reads that is on one node, as its ranks have it
     #: sorted, the last one is next: taking it moves no other
     queue: list[tuple[_Last, Claim]] = field(default_factory=list)
 
@@ -65,12 +66,19 @@ class Pending:
         return claim_id in self._where
 
     def add(
-        self, claim: Claim, key: ClassKey, kinds: int, rank: Rank, owned: frozenset[str] = frozenset()
+        self,
+        claim: Claim,
+        key: ClassKey,
+        kinds: int,
+        rank: Rank,
+        *,
+        owned: frozenset[str] = frozenset(),
+        there: float = 1.0,
     ) -> None:
-        """Add a claim to its class."""
+        """Add a claim to its class; ``rank`` counts that so much of what it reads is ``there``."""
         of_class = self.classes.get((key, owned))
         if of_class is None:
-            of_class = self.classes[key, owned] = ClaimClass(key, kinds, owned)
+            of_class = self.classes[key, owned] = ClaimClass(key, kinds, owned, there)
         insort(of_class.queue, (_Last(rank), claim), key=lambda each: each[0])
         self._where[claim.id] = (of_class, rank)
 
@@ -84,6 +92,18 @@ class Pending:
         if not of_class.queue:
             del self.classes[of_class.key, of_class.owned]
         return of_class
+
+    def reread(self, there: Callable[[GpuRequest], float]) -> list[Claim]:
+        """Remove and return the claims of which another part of what they read is at one node by now."""
+        moved = [
+            claim
+            for of_class in self.classes.values()
+            if of_class.key.request.artifacts and there(of_class.key.request) != of_class.there
+            for _, claim in of_class.queue
+        ]
+        for claim in moved:
+            self.remove(claim.id)
+        return moved
 
     def take(
         self, classes: list[ClaimClass], share: FairShare, visit: Callable[[Claim, ClassKey], bool]

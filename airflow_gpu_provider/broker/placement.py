@@ -76,6 +76,10 @@ class Placer:
         self._nearness = Nearness(self._capacity.layout.nodes)
         self._classes = {key: kept for key, kept in self._classes.items() if not kept.request.artifacts}
 
+    def there(self, request: GpuRequest) -> float:
+        """Return the part 0..1 of what a request reads that the node with most of it holds."""
+        return 1.0 - self._nearness.levels(request)[0].lack if request.artifacts else 1.0
+
     def place(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> Found | None:
         """Return devices for all of the gang, or None; takes nothing."""
         if not request.artifacts or request.artifacts_required:

@@ -28,6 +28,29 @@ from airflow_gpu_provider.broker.taking_back import TakingBack
 _FORECAST_DEPTH = 100
 
 
+#: Standings that are this old may be told again.
+_STANDING_S = 1.0
+
+
+class Told:
+    """The last whole report, told again for a moment while nothing happened to devices."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._version = -1
+        self._found: tuple[Waiting, ...] = ()
+
+    def note(self, now: datetime, version: int, found: tuple[Waiting, ...]) -> None:
+        """Keep a report of this version of the floor."""
+        self._at, self._version, self._found = now, version, found
+
+    def again(self, now: datetime, version: int) -> tuple[Waiting, ...] | None:
+        """Return the last report while it is true; None = work it out."""
+        if self._at is None or version != self._version:
+            return None
+        return self._found if abs((now - self._at).total_seconds()) < _STANDING_S else None
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """What claims are judged by; a report leaves all of it as it is."""

@@ -20,6 +20,7 @@ from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID
 from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.operators.run_progress import completes
 from airflow_gpu_provider.wire import MOST_NAME, ClaimBody, RequestBody, TaskKey
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class GpuAskingOperator(BaseOperator):
             run_type=RunType.BACKFILL if is_backfill else RunType.LIVE,
             team=self.team or None,
             preemptible=self.preemptible,
+            completes=completes(ti),
             ti_id=str(ti.id),
             owner=self.owner,
         )

@@ -25,6 +25,7 @@ from airflow_gpu_provider.server.board import Entry, entry_of
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.fleet import unavailable_reason
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
+from airflow_gpu_provider.server.scores import Scores
 from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
 
 
@@ -203,6 +204,7 @@ def _device_row(
 def queue(broker: Broker) -> list[QueueRow]:
     """Return the pending claims, next first; those whose place is not worked out yet come last."""
     now = broker.clock()
+    scores = Scores(broker.settings.cycle_policy(), broker.mirror.fleet(now), now)
     waiting = [entry for entry in broker.entries() if entry.state is ClaimState.PENDING]
     waiting.sort(key=lambda e: (e.position is None, e.position or 0, e.submitted_at, e.claim_id))
     return [
@@ -212,6 +214,8 @@ def queue(broker: Broker) -> list[QueueRow]:
             request=entry.body.request,
             asked=asked(entry.body.request.to_request()),
             value=entry.body.value,
+            completes=entry.body.completes,
+            **scores.of(entry.claim()),
             run_type=entry.body.run_type,
             team=entry.body.team,
             submitted_at=entry.submitted_at,

@@ -38,6 +38,7 @@ class Task:
     team: str | None = None
     dag_id: str | None = None
     preemptible: bool = False
+    completes: float | None = None  #: part of its DAG run that is done once it is; None = unknown
     queue_timeout_s: float | None = None  #: it fails when it waited so long; None = it waits for ever
 
     def runtime_on(self, models: Iterable[str]) -> float:
@@ -59,6 +60,7 @@ class Task:
             team=self.team,
             dag_id=self.dag_id,
             preemptible=self.preemptible,
+            completes=self.completes,
         )
 
     def _on(self, model: str) -> float:

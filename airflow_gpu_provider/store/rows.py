@@ -64,6 +64,7 @@ def new_claim_row(
         "excluded": sorted(excluded),
         "team": body.team,
         "preemptible": body.preemptible,
+        "completes": body.completes,
         "preemptions": 0,
         "preempted_by": [],
         "submitted_at": submitted_at,

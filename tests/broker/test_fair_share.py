@@ -15,7 +15,7 @@ from airflow_gpu_provider.broker.fair_share import FairShare
 from airflow_gpu_provider.broker.model import Claim, CyclePolicy, Fleet, Lease, LeaseId, ReasonCode, RunType
 from airflow_gpu_provider.broker.order import in_order
 from airflow_gpu_provider.broker.quota import Quota, Quotas
-from airflow_gpu_provider.broker.rank import Rank, ordered, rank
+from airflow_gpu_provider.broker.rank import Rank, ranked
 
 from .builders import NOW, TTL, claim, fleet, fleet_of, lease, node
 
@@ -46,9 +46,9 @@ def told(claims: Iterable[Claim], share: FairShare) -> list[Claim]:
     """Return the claims in their order, ranked by value alone."""
     policy = CyclePolicy(ageing_per_min=0, backfill_penalty=0)
     lines: dict[tuple[object, ...], list[tuple[Rank, Claim]]] = {}
-    for each in ordered(claims, NOW, policy):
+    for place, each in ranked(claims, NOW, policy):
         line = lines.setdefault((each.team, each.run_type, each.request), [])
-        line.append((rank(each, NOW, policy), each))
+        line.append((place, each))
     return list(in_order(lines.values(), share))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from airflow_gpu_provider.broker.model import CyclePolicy, RunType
-from airflow_gpu_provider.broker.rank import ordered
+from airflow_gpu_provider.broker.rank import ranked
 
 from .builders import (
     NOW,
@@ -26,7 +26,7 @@ POLICY = CyclePolicy()
 
 
 def order_of(*claims: object, policy: CyclePolicy = POLICY) -> list[str]:
-    return [each.id for each in ordered(claims, NOW, policy)]  # type: ignore[arg-type]
+    return [each.id for _, each in ranked(claims, NOW, policy)]  # type: ignore[arg-type]
 
 
 # -- order

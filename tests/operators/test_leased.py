@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.store.tables import claim
 from tests.server.conftest import ask
 
 DAGS = Path(__file__).parent / "dags"
@@ -32,6 +34,14 @@ def test_tasks_get_their_devices_and_give_them_back(
     assert "['GPU-n1-0', 'GPU-n1-1']" in run.output, "a template renders to a number"
     assert broker.repository.live_leases() == []
     assert broker.repository.pending() == []
+
+    with broker.engine.connect() as connection:
+        told = select(claim.c.task_id, claim.c.completes).where(claim.c.try_number == 1)
+        completes = dict(connection.execute(told).all())
+    assert 0 < completes["environment"] < completes["too_many"] < 1
+    assert max(completes, key=completes.__getitem__) == "impatient" and completes["impatient"] == 1, (
+        "the last"
+    )
 
     # What can never run fails at once, without one of its retries.
     assert run.tasks["too_many"] == run.tasks["unknown_model"] == "failed"
