@@ -9,28 +9,25 @@ gone) it lets the shards save first. Its own shards end with it: its successor s
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import time
-from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 
 from airflow_gpu_provider.training.children import Children
+from airflow_gpu_provider.training.chronicle import Chronicle
 from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.nursery import Nursery
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.respawns import RespawnBudget
-from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, write_record
+from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from airflow_gpu_provider.training.stop_request import StopRequest
 from airflow_gpu_provider.training.sync_retries import MAX_TRIES, SyncRetries, Verdict
 from airflow_gpu_provider.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
-_WRITE_EVERY_S = 0.5
 
 
 class Supervisor:
@@ -43,22 +40,20 @@ class Supervisor:
         self._children = Children(plan, plan_file, nursery, address=address, prefix=self._store.prefix)
         self._watch = Watch(plan, self._store, self._children)
         self._liveness = self._watch.liveness
-        self.record = _first_record(plan, previous)
+        self._chronicle = Chronicle(plan, previous)
+        self.record = self._chronicle.record
         self._started = self.record.processes_started
         uids = tuple(f"u{self._started + n}" for n in range(plan.shard_count + len(plan.spare_slots)))
         members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
         self._membership = Membership.first(members, spares, generation=self.record.generation)
         self._retries = SyncRetries()
         self._respawns = RespawnBudget(plan.max_respawns)
-        self._stop_deadline: float | None = None
-        self._stop_reason: str | None = None
+        self._stop = StopRequest()
         self._final_seen = False
-        self._last_write: tuple[str, float] = ("", 0.0)
 
     def run(self) -> int:
         """Train to the end and return the exit code: 0 only for a run that succeeded."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        self._stop.listen()
         try:
             self._publish()
             for slot in (*self._plan.member_slots, *self._plan.spare_slots):
@@ -93,11 +88,7 @@ class Supervisor:
             self.record.state = RunState.RUNNING
 
     def _take_announcements(self) -> None:
-        if isinstance(checkpoint := self._store.get("checkpoint"), dict):
-            self.record.checkpoint = CheckpointRecord.model_validate(checkpoint)
-        for name in ("step_count", "resumed_from"):
-            if isinstance(value := self._store.get(name), int):
-                setattr(self.record, name, value)
+        self._chronicle.take_announcements(self._store)
         if not self._final_seen and self._store.get("final") is not None:
             self._final_seen = True
             self.record.state = RunState.FINISHING
@@ -139,7 +130,7 @@ class Supervisor:
             return
         holders = {rank: uid for uid, rank in self._membership.members.items()}
         self._membership = self._membership.lose(frozenset(failure.uid for failure in lost))
-        if self._stop_reason is None:
+        if not self._stop.is_asked:
             self._fill_vacancies(holders)
 
     def _must_end(self, failure: ShardFailure) -> bool:
@@ -197,7 +188,7 @@ class Supervisor:
     def _retry_broken_synchronisation(self, now: float) -> None:
         """Make a new generation of the same shards when a collective failed although nobody died."""
         fault = self._store.get(f"fault/{self._membership.generation}")
-        if not isinstance(fault, dict) or not self._membership.is_complete or self._stop_reason:
+        if not isinstance(fault, dict) or not self._membership.is_complete or self._stop.is_asked:
             return
         verdict = self._retries.judge(version=self.record.step, now=now)
         if verdict is Verdict.WAIT:
@@ -218,24 +209,19 @@ class Supervisor:
 
     # -- stopping ------------------------------------------------------------------------------------------
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stop_reason is None:
-            self.record.orphaned = number == signal.SIGHUP
-            asked = f"asked by {signal.Signals(number).name}"
-            self._stop_reason = "the process that started the run is gone" if self.record.orphaned else asked
-
     def _stop_when_asked(self, now: float) -> None:
-        if self._stop_reason is None or self._is_done():
+        if not self._stop.is_asked or self._is_done():
             return
-        if self._stop_deadline is None:
-            log.info("Stopping: %s", self._stop_reason)
-            self._stop_deadline = now + self._plan.stop_grace_s
+        if self._stop.deadline is None:
+            log.info("Stopping: %s", self._stop.reason)
+            self.record.orphaned = self._stop.is_orphaned
+            self._stop.deadline = now + self._plan.stop_grace_s
             self._publish()
         gone = all(self._children.exit_code(uid) is not None for uid in self._membership.alive)
-        if gone or now >= self._stop_deadline:
-            self._take_announcements()
+        if gone or now >= self._stop.deadline:
+            self._chronicle.take_announcements(self._store)
             step = self.record.checkpoint.step if self.record.checkpoint else None
-            self.record.error = f"stopped ({self._stop_reason}); the last checkpoint is of step {step}"
+            self.record.error = f"stopped ({self._stop.reason}); the last checkpoint is of step {step}"
             self.record.state = RunState.STOPPED
 
     def _fail(self, sentence: str, *, hopeless: bool = False) -> None:
@@ -250,32 +236,10 @@ class Supervisor:
             generation=self._membership.generation,
             members=self._membership.members,
             finishing=self._final_seen,
-            stop=self._stop_reason is not None,
+            stop=self._stop.is_asked,
         )
         self._store.put_control(control)
 
     def _write(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if not force and now - self._last_write[1] < _WRITE_EVERY_S:
-            return
-        self.record.generation = self._membership.generation
-        self.record.members = dict(self._membership.members)
-        self.record.spares = list(self._membership.spares)
-        self.record.warm = sorted(self._liveness.parked().intersection(self._membership.spares))
-        content = self.record.model_dump_json(exclude={"updated_at"})
-        if force or content != self._last_write[0]:
-            write_record(self._plan.paths.run, self.record)
-            self._last_write = (content, now)
-
-
-def _first_record(plan: RunPlan, previous: RunRecord | None) -> RunRecord:
-    """Return the record that this supervisor begins with: what a lost one has written is kept."""
-    now = datetime.now(timezone.utc)
-    if previous is None:
-        record = RunRecord(run_id=plan.run_id, pid=os.getpid(), started_at=now, updated_at=now)
-    else:
-        changes = {"pid": os.getpid(), "state": RunState.STARTING, "generation": previous.generation + 1}
-        record = previous.model_copy(update=changes)
-        record.supervisor_restarts += 1
-    record.respawns_left = plan.max_respawns
-    return record
+        self._chronicle.note_members(self._membership, self._liveness)
+        self._chronicle.write(force=force)

@@ -42,7 +42,7 @@ def spares(training: DistributedTrainingOperator, try_number: int = 2) -> int:
 
 @pytest.fixture(autouse=True)
 def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.operators.training.auto_redundancy", lambda *_: 0.1)
+    monkeypatch.setattr("airflow_gpu_provider.operators.redundancy.auto_redundancy", lambda *_: 0.1)
 
 
 @pytest.fixture

@@ -15,12 +15,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost, WorkerGroupFailed
-from airflow_gpu_provider.operators.training import (
-    DistributedTrainingOperator,
-    threads_per_shard,
-    training_result,
-    training_root,
-)
+from airflow_gpu_provider.operators.training import DistributedTrainingOperator
+from airflow_gpu_provider.operators.training_plan import threads_per_shard
+from airflow_gpu_provider.operators.training_result import training_result
+from airflow_gpu_provider.operators.training_root import training_root
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure

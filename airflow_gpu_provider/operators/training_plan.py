@@ -1,0 +1,60 @@
+"""The plan of one attempt: what the author asked for, on the devices that were leased.
+
+Called once the lease is held, since only then the devices are known. Used by `operators.training`; the plan
+is read by `training.supervisor` and every shard.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.run_folder import RunFolder
+from airflow_gpu_provider.training.slots import assign_slots
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.operators.held_lease import HeldLease
+    from airflow_gpu_provider.operators.training import DistributedTrainingOperator
+
+
+def plan_training(
+    training: DistributedTrainingOperator, context: Context, lease: HeldLease, folder: RunFolder
+) -> RunPlan:
+    """Return the plan of this try, in a new folder of its own."""
+    asked, shape = training.asked(), training.shape(len(lease.devices))
+    slots = assign_slots(
+        lease.devices,
+        lease.spares,
+        shard_count=shape.shards,
+        spares=shape.spares,
+        backend=training.backend,
+    )
+    training.log.info("Training in %s; checkpoints in %s", slots.sentence, folder.checkpoints)
+    return RunPlan(
+        run_id=lease.lease_id,
+        run_dir=folder.open_attempt(context["ti"].try_number),
+        checkpoint_dir=folder.checkpoints,
+        entrypoint=training.entrypoint,
+        params={**(asked.dependencies if asked else {}), **training.train_params},
+        shard_count=shape.shards,
+        sync_interval=shape.sync_interval,
+        seed=training.seed,
+        backend=slots.backend,
+        member_slots=slots.members,
+        spare_slots=slots.spares,
+        python_path=tuple(entry for entry in sys.path if entry),
+        threads_per_shard=threads_per_shard(shape.shards, training.cpu_cores),
+        checkpoint_every_s=training.checkpoint_every,
+        allow_non_finite_loss=training.allow_non_finite_loss,
+    )
+
+
+def threads_per_shard(shards: int, cpu_cores: object) -> int:
+    """Return how many threads each shard computes with: together the cores that were asked."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(float(str(cpu_cores)), here) if cpu_cores else here
+    return max(1, int(cores // shards))

@@ -1,0 +1,28 @@
+"""Where a training lies on disk: the author's folder, else one for each task of each run.
+
+Every try of a task finds the same folder, which is how it finds what earlier tries left. Used by
+`operators.training`; what lies in it is said by `training.run_folder`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.training.run_folder import folder_name
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def training_root(checkpoint_dir: str | None, context: Context) -> Path:
+    """Return the training's folder: the author's, else one for this task of this run below AIRFLOW_HOME."""
+    if checkpoint_dir:
+        return Path(checkpoint_dir).expanduser().absolute()
+    from airflow.configuration import AIRFLOW_HOME
+
+    ti = context["ti"]
+    parts = [ti.dag_id, ti.run_id, ti.task_id]
+    if ti.map_index is not None and ti.map_index >= 0:
+        parts.append(str(ti.map_index))
+    return Path(AIRFLOW_HOME, "gpu_training", *(folder_name(part) for part in parts))
