@@ -63,6 +63,7 @@ class ProgressLog:
         self._log = log
         self._failures_told = 0
         self._takeovers_told = 0
+        self._notes_told = 0
         self._state: RunState | None = None
         self._step_told_at = 0.0
         self._saved_step: int | None = None
@@ -112,6 +113,9 @@ class ProgressLog:
         for takeover in record.takeovers[self._takeovers_told :]:
             self._log.info("Takeover: %s, generation %d", takeover, record.generation)
         self._takeovers_told = len(record.takeovers)
+        for note in record.notes[max(0, self._notes_told - record.notes_dropped) :]:
+            self._log.warning("%s", note.sentence)
+        self._notes_told = record.notes_dropped + len(record.notes)
         if record.state is not self._state:
             self._log.info("Training is %s", record.state.value)
             if self._state is None and record.resumed_from is not None:

@@ -1,70 +1,98 @@
 """Durable checkpoints: a file of weights and optimizer state, valid once its record lies beside it.
 
-The record (JSON with the file's sha256) is written last and atomically, so a crash leaves the checkpoint
-before it. A damaged file is skipped with a log line and the one before it is used. After a synchronisation
-the state is equal on all shards, so one copy, written by rank 0, is enough. Files are read with
-``weights_only``: data, never code.
+After a synchronisation the state is equal on all shards, so one copy, written by rank 0, is enough. It is
+taken while the training pauses and written by a thread while it goes on; never two at once. What cannot be
+written (a full disk, a quota) is told in numbers and the checkpoints before stay. Files are read with
+``weights_only``: data, never code. Names and checksums: `checkpoint_files`; when to save: `saving`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ValidationError
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.checkpoint_files import (
+    RECORD_SUFFIX,
+    CheckpointFacts,
+    CheckpointFiles,
+    StoredRecord,
+    free_bytes,
+    in_mib,
+    sha256_of,
+    sync_folder,
+)
 from airflow_gpu_provider.training.run_file import CheckpointRecord, write_json
-from airflow_gpu_provider.training.state import TrainingState
+from airflow_gpu_provider.training.state import TrainingState, digest_of
 
 log = logging.getLogger(__name__)
 
-_RECORD_SUFFIX = ".json"
+#: what the file has beside the tensors: names, the record, block sizes
+_MARGIN_BYTES = 256 * 1024
+_TELL_AGAIN_S = 60.0
 
 
 class CheckpointNotWritten(Exception):
-    """The state could not be saved; the message names the folder and the system's reason."""
+    """The state could not be saved; the message names the folder, the numbers and the system's reason."""
 
 
-class CheckpointFacts(BaseModel):
-    """Under which conditions the state was made; data positions depend on them."""
+@dataclass(frozen=True)
+class _Copy:
+    """The state at one step, apart from the live one where it is to be written by a thread."""
 
-    shard_count: int
-    sync_interval: int
-    seed: int
+    step: int
+    contents: dict[str, object]
+    named: list[tuple[str, torch.Tensor]]  #: what the digest is made of
 
-
-class _StoredRecord(CheckpointRecord):
-    facts: CheckpointFacts
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.named)
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, the newest ``keep`` of them."""
+    """The checkpoints of one run, the newest ``keep`` of them.
 
-    def __init__(self, folder: Path, facts: CheckpointFacts, *, keep: int) -> None:
+    ``tell`` takes sentences for people: what was passed over, what was removed, what could not be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: CheckpointFacts,
+        *,
+        keep: int,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self.folder = folder
+        self._files = CheckpointFiles(folder, tell=tell)
         self._facts = facts
         self._keep = keep
+        self._tell = tell
+        self._told_at: float | None = None
         self._writer: threading.Thread | None = None
         self._written: CheckpointRecord | None = None
 
     def save(self, state: TrainingState, step: int) -> CheckpointRecord:
         """Write the state now. Raise CheckpointNotWritten."""
         self._wait_for_writer()
-        return self._write(_contents(state, step), step, state.digest())
+        return self._write(_take(state, step))
 
     def save_in_background(self, state: TrainingState, step: int) -> bool:
         """Copy the state and write it in a thread; return False when the last one is still being written."""
         if self._writer is not None and self._writer.is_alive():
             return False
-        contents, digest = _contents(state, step, copy=True), state.digest()
+        copy = _take(state, step, copy=True)
         self._writer = threading.Thread(
-            target=self._write_and_remember, args=(contents, step, digest), name="checkpoint", daemon=True
+            target=self._write_and_remember, args=(copy,), name="checkpoint", daemon=True
         )
         self._writer.start()
         return True
@@ -76,27 +104,18 @@ class CheckpointFolder:
 
     def newest(self) -> CheckpointRecord | None:
         """Return the newest undamaged checkpoint."""
-        for path in sorted(self.folder.glob(f"step-*{_RECORD_SUFFIX}"), reverse=True):
-            try:
-                record = _StoredRecord.model_validate_json(path.read_text())
-            except (OSError, ValidationError) as error:
-                log.warning("Checkpoint record %s cannot be read (%s); trying the one before", path, error)
-                continue
-            file = self.folder / Path(record.path).name  # the folder may have been moved
-            if not file.exists() or _sha256(file) != record.sha256:
-                log.warning("Checkpoint %s is missing or damaged; trying the one before", file)
-                continue
-            if record.facts != self._facts:
-                log.warning(
-                    "Checkpoint %s was made with %s and goes on with %s: samples are dealt out differently "
-                    "from here",
-                    file,
-                    record.facts,
-                    self._facts,
-                )
-            fields = record.model_dump(exclude={"facts", "path"})
-            return CheckpointRecord(**fields, path=str(file))
-        return None
+        record = next(self._files.whole(), None)
+        if record is None:
+            return None
+        if record.facts != self._facts:
+            log.warning(
+                "Checkpoint %s was made with %s and goes on with %s: samples are dealt out differently "
+                "from here",
+                record.path,
+                record.facts,
+                self._facts,
+            )
+        return CheckpointRecord(**record.model_dump(exclude={"facts"}))
 
     def load(self, state: TrainingState, record: CheckpointRecord) -> None:
         """Put a checkpoint's values into the state. Raise InvalidRequest when it is of another model."""
@@ -113,70 +132,101 @@ class CheckpointFolder:
                 "training a checkpoint_dir of its own, or move the old checkpoints away."
             ) from error
 
-    def _write_and_remember(self, contents: dict[str, object], step: int, digest: str) -> None:
+    def _write_and_remember(self, copy: _Copy) -> None:
         try:
-            self._written = self._write(contents, step, digest)
+            self._written = self._write(copy)
         except CheckpointNotWritten as error:
             # Training goes on: the checkpoint before is still there, and the final one is written in the
             # open.
-            log.warning("%s", error)
+            sentence = f"{error} Training goes on, and the next one is tried when it is due."
+            if self._told_at is None or time.monotonic() - self._told_at > _TELL_AGAIN_S:
+                self._told_at = time.monotonic()
+                log.warning("%s", sentence)
+                self._tell(sentence)
+            return
+        if self._told_at is not None:
+            self._told_at = None
+            self._tell(f"Checkpoints can be written again: that of step {copy.step} is")
 
-    def _write(self, contents: dict[str, object], step: int, digest: str) -> CheckpointRecord:
-        path = self.folder / f"step-{step:012d}.pt"
+    def _write(self, copy: _Copy) -> CheckpointRecord:
+        needed = copy.size_bytes + _MARGIN_BYTES
+        path = self._files.data_file(copy.step)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                torch.save(contents, file)
-                file.flush()
-                os.fsync(file.fileno())
-            record = _StoredRecord(
-                step=step, path=str(path), sha256=_sha256(temporary), state_sha256=digest, facts=self._facts
-            )
-            temporary.replace(path)
-            write_json(path.with_suffix(_RECORD_SUFFIX), record.model_dump_json(indent=1))
+            self._files.make_room(needed)
+            record = self._write_files(copy, path, temporary)
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
             with contextlib.suppress(OSError):  # the folder itself may be what is wrong
                 temporary.unlink()
-            raise CheckpointNotWritten(
-                f"The checkpoint of step {step} could not be written to {self.folder}: {error}; free space "
-                "there or choose another checkpoint_dir."
-            ) from error
-        self._remove_old()
+            raise CheckpointNotWritten(self._why_not(copy.step, needed, error)) from error
+        self._files.keep_newest(self._keep)
         return CheckpointRecord(**record.model_dump(exclude={"facts"}))
 
-    def _remove_old(self) -> None:
-        records = sorted(self.folder.glob(f"step-*{_RECORD_SUFFIX}"), reverse=True)
-        for record in records[self._keep :]:
-            # The record goes first: without it the file is no checkpoint.
-            record.unlink(missing_ok=True)
-            record.with_suffix(".pt").unlink(missing_ok=True)
+    def _write_files(self, copy: _Copy, path: Path, temporary: Path) -> StoredRecord:
+        with temporary.open("wb") as file:
+            torch.save(copy.contents, file)
+            file.flush()
+            os.fsync(file.fileno())
+        record = StoredRecord(
+            step=copy.step,
+            path=str(path),
+            sha256=sha256_of(temporary),
+            state_sha256=digest_of(copy.named),
+            size_bytes=temporary.stat().st_size,
+            saved_at=datetime.now(timezone.utc),
+            facts=self._facts,
+        )
+        temporary.replace(path)
+        write_json(path.with_suffix(RECORD_SUFFIX), record.model_dump_json(indent=1))
+        sync_folder(self.folder)
+        return record
+
+    def _why_not(self, step: int, needed: int, error: Exception) -> str:
+        reason = " ".join(str(error).split())[:300]
+        newest = next((record.stem for record in self._files.record_files()), None)
+        left = f"the newest one there, {newest}, is kept" if newest else "none is there yet"
+        numbers = f"needed: {in_mib(needed)}, free: {in_mib(free_bytes(self.folder))}"
+        return (
+            f"The checkpoint of step {step} could not be written to {self.folder}: {reason} ({numbers}); "
+            f"{left}. Free space or raise the quota there, lower keep_checkpoints ({self._keep} now) or "
+            "choose another checkpoint_dir."
+        )
 
     def _wait_for_writer(self) -> None:
         if self._writer is not None:
             self._writer.join()
 
 
-def _contents(state: TrainingState, step: int, *, copy: bool = False) -> dict[str, object]:
-    models = [model.state_dict() for model in state.models]
+def _take(state: TrainingState, step: int, *, copy: bool = False) -> _Copy:
+    """Return the state for a file; with ``copy`` each tensor is copied, once, whatever its names are."""
+    named = list(state.named_tensors())
+    models = [model.state_dict(keep_vars=copy) for model in state.models]
     optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
     contents: dict[str, object] = {"format": 1, "step": step, "models": models, "optimizers": optimizers}
-    return _copied(contents) if copy else contents  # type: ignore[return-value]
+    if not copy:
+        return _Copy(step, contents, named)
+    copies: dict[int, torch.Tensor] = {}
+    named = [(name, _copied_tensor(tensor, copies)) for name, tensor in named]
+    return _Copy(step, dict(_copied_items(contents, copies)), named)
 
 
-def _copied(value: object) -> object:
+def _copied(value: object, copies: dict[int, torch.Tensor]) -> object:
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return _copied_tensor(value, copies)
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return dict(_copied_items(value, copies))
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_copied(item, copies) for item in value)
     return value
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _copied_items(values: dict[str, object], copies: dict[int, torch.Tensor]) -> Iterator[tuple[str, object]]:
+    for key, item in values.items():
+        yield key, _copied(item, copies)
+
+
+def _copied_tensor(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    if id(tensor) not in copies:
+        copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+    return copies[id(tensor)]

@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from enum import Enum
 
 from pydantic import JsonValue
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 ORPHAN_EXIT = 71
 _POLL_S = 0.05
+#: sentences that each heartbeat repeats, since the supervisor may miss some heartbeats
+_NOTES_KEPT = 5
 
 
 class Phase(str, Enum):
@@ -53,6 +56,8 @@ class Pulse:
         self.phase = Phase.STARTING
         self.step = 0
         self.version = -1  #: the last committed synchronised state
+        self._notes: deque[tuple[int, str]] = deque(maxlen=_NOTES_KEPT)
+        self._noted = 0
 
     def start(self) -> None:
         """Begin to beat."""
@@ -61,6 +66,11 @@ class Pulse:
     def post(self, key: str, value: JsonValue) -> None:
         """Send a value soon, without waiting for it."""
         self._outbox.put((key, value))
+
+    def tell(self, sentence: str) -> None:
+        """Let people read a sentence: it goes through the supervisor into run.json and the task's log."""
+        self._notes.append((self._noted, sentence))
+        self._noted += 1
 
     def has_moved_on(self, generation: int) -> bool:
         """Say whether the supervisor has replaced ``generation``."""
@@ -87,4 +97,12 @@ class Pulse:
             os._exit(ORPHAN_EXIT)
 
     def _heartbeat(self, beat: int) -> JsonValue:
-        return {"beat": beat, "phase": self.phase.value, "step": self.step, "version": self.version}
+        word: dict[str, JsonValue] = {
+            "beat": beat,
+            "phase": self.phase.value,
+            "step": self.step,
+            "version": self.version,
+        }
+        if self._notes:
+            word["notes"] = {str(number): sentence for number, sentence in tuple(self._notes)}
+        return word

@@ -17,6 +17,9 @@ from pydantic import BaseModel, JsonValue
 
 from airflow_gpu_provider.training.failures import ShardFailure
 
+#: a run of weeks keeps its file small
+_MAX_NOTES = 50
+
 
 class RunState(str, Enum):
     """State of a run."""
@@ -47,6 +50,15 @@ class CheckpointRecord(BaseModel):
     path: str
     sha256: str  #: of the file
     state_sha256: str  #: of the weights and the optimizer's state, independent of the file format
+    size_bytes: int | None = None
+    saved_at: datetime | None = None  #: None: by a version that did not tell
+
+
+class Note(BaseModel):
+    """Something about a run that people should read."""
+
+    at: datetime
+    sentence: str
 
 
 class RunRecord(BaseModel):
@@ -69,6 +81,8 @@ class RunRecord(BaseModel):
     failures: list[ShardFailure] = []
     suspect_devices: list[str] = []  #: those that gave an error of their own
     takeovers: list[str] = []  #: "u2 took rank 1 of u1 (killed)"
+    notes: list[Note] = []  #: the newest of them; readers count from `notes_dropped`
+    notes_dropped: int = 0
     checkpoint: CheckpointRecord | None = None
     result: JsonValue = None  #: what ``train`` returned on rank 0
     error: str | None = None
@@ -76,6 +90,13 @@ class RunRecord(BaseModel):
     orphaned: bool = False  #: it stopped because the process that started it was gone
     started_at: datetime
     updated_at: datetime
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence for people, in place of the oldest one where there are too many."""
+        self.notes.append(Note(at=datetime.now(timezone.utc), sentence=sentence))
+        dropped = max(0, len(self.notes) - _MAX_NOTES)
+        self.notes = self.notes[dropped:]
+        self.notes_dropped += dropped
 
     @property
     def unreplaced(self) -> list[ShardFailure]:
@@ -86,11 +107,15 @@ class RunRecord(BaseModel):
 def write_json(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` at once: a reader or a crash never meets half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk: half a file takes space that is wanted
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_record(path: Path, record: RunRecord) -> None:

@@ -9,7 +9,7 @@ when.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,11 +130,11 @@ class TrainingState:
 
     def digest(self) -> str:
         """Return the sha256 of the whole state: equal digests mean bitwise equal training."""
-        digest = hashlib.sha256()
-        for name, tensor in self._tensors():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of(self.named_tensors())
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all of the state, each tensor once, in the order of the buffers."""
+        return self._tensors()
 
     def _names(self) -> set[str]:
         return {name for name, _ in self._tensors()} | set(self.scalars())
@@ -163,6 +163,15 @@ class TrainingState:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
+
+
+def digest_of(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the sha256 of named tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _bucket(dtype: torch.dtype) -> torch.dtype:

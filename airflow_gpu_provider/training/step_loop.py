@@ -15,12 +15,11 @@ from pydantic import TypeAdapter
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.averaging import Averaging, Exchange, GradientAveraging, StateAveraging
-from airflow_gpu_provider.training.checkpoint import CheckpointFacts, CheckpointFolder
 from airflow_gpu_provider.training.coordination import Control, RunStore
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.pulse import Phase, Pulse
 from airflow_gpu_provider.training.randomness import seed_everything
-from airflow_gpu_provider.training.run_file import CheckpointRecord
+from airflow_gpu_provider.training.saving import Saving
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import Layout, Scalars, TrainingState
 from airflow_gpu_provider.training.telemetry import Telemetry
@@ -58,11 +57,8 @@ class StepLoop:
             GradientAveraging(state) if plan.sync_interval == 1 else StateAveraging(state)
         )
         self._group = ShardGroup(uid, store, pulse, backend=plan.backend, timeout_s=plan.sync_timeout_s)
-        facts = CheckpointFacts(
-            shard_count=plan.shard_count, sync_interval=plan.sync_interval, seed=plan.seed
-        )
-        self._checkpoints = CheckpointFolder(plan.checkpoint_dir, facts, keep=plan.keep_checkpoints)
-        self._saved_at = self._window_started_at = time.monotonic()
+        self._saving = Saving(plan, store, state, tell=pulse.tell)
+        self._window_started_at = time.monotonic()
         self._last_event_at = 0.0
         self._is_in_body = False
         self.count = count
@@ -144,21 +140,12 @@ class StepLoop:
     def _save_when_due(self) -> None:
         is_stopping = self._averaging.is_stopping and self.version < self.count
         if self._group.rank == 0:
-            if (written := self._checkpoints.take_written()) is not None:
-                self._announce(written)
             if is_stopping:
-                self._announce(self._checkpoints.save(self._state, self.version))
-            elif self.version < self.count and self._is_save_due():
-                self._checkpoints.save_in_background(self._state, self.version)
-                self._saved_at = time.monotonic()
+                self._saving.save(self.version)
+            elif self.version < self.count:
+                self._saving.after_sync(self.version)
         if is_stopping:
             raise Leaving("stopped at a synchronisation")
-
-    def _is_save_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._plan.checkpoint_every_s
-
-    def _announce(self, record: CheckpointRecord) -> None:
-        self._store.put("checkpoint", record.model_dump(mode="json"))
 
     # -- joining a generation ------------------------------------------------------------------------------
 
@@ -222,13 +209,7 @@ class StepLoop:
 
     def _load_newest(self) -> int:
         self._store.put("step_count", self.count)
-        record = self._checkpoints.newest()
-        if record is None:
-            return 0
-        self._checkpoints.load(self._state, record)
-        self._store.put("resumed_from", record.step)
-        self._announce(record)
-        return min(record.step, self.count)
+        return min(self._saving.load_newest(), self.count)
 
     def _await_next_generation(self) -> None:
         self._group.leave()
@@ -240,14 +221,10 @@ class StepLoop:
 
     def _finish(self) -> None:
         """Save the final state once, and leave the loop together."""
-        if self.rank == 0 and self._store.get("final") is None:
+        if self.rank == 0 and not self._saving.is_final_saved:
             self._pulse.phase = Phase.FINISHING
-            newest = self._checkpoints.newest()
-            is_saved = newest is not None and newest.step >= self.count
-            final = newest if newest and is_saved else self._checkpoints.save(self._state, self.count)
-            self._announce(final)
-            self._store.put("final", final.model_dump(mode="json"))
-        while self._store.get("final") is None:
+            self._saving.save_final(self.count)
+        while not self._saving.is_final_saved:
             self._group.raise_if_replaced()
             time.sleep(0.01)
         self._pulse.phase = Phase.FINISHING
@@ -256,8 +233,7 @@ class StepLoop:
 
     def _adopt_final(self, rank: int) -> None:
         """Take over from a shard that was lost after the last step: nobody is left in the loop to join."""
-        final = CheckpointRecord.model_validate(self._store.get("final"))
-        self._checkpoints.load(self._state, final)
+        self._saving.load_final()
         self.rank = rank
         self.step = self._pulse.version = self.count
         self._averaging.commit(self.count, self._state.pack(self._group.device))

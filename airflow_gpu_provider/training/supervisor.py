@@ -82,6 +82,8 @@ class Supervisor:
 
     def _listen(self, now: float) -> None:
         self._watch.look(self._membership.alive, now)
+        for sentence in self._watch.take_sentences():
+            self.record.note(sentence)
         self.record.step = max(0, self._liveness.version())
         self.record.respawns_left = self._respawns.left(self._liveness.version())
         if self.record.step > 0 and self.record.state is RunState.STARTING:

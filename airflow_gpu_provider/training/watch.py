@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pydantic import JsonValue
+
 from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.coordination import RunStore
 from airflow_gpu_provider.training.failures import ShardFailure, classify
@@ -25,6 +27,8 @@ class Watch:
         self._store = store
         self._children = children
         self.liveness = Liveness(plan)
+        self._heard: dict[str, int] = {}  #: how many sentences of each process
+        self._sentences: list[str] = []
 
     def look(self, alive: Iterable[str], now: float) -> None:
         """Take in what is new of the processes that are expected to live."""
@@ -32,11 +36,23 @@ class Watch:
         for uid in alive:
             word = self._store.get(f"heartbeat/{uid}")
             if isinstance(word, dict):
+                self._hear_notes(uid, word.pop("notes", None))
                 self.liveness.hear(uid, now=now, **word)  # type: ignore[arg-type]
             if self._children.exit_code(uid) is None:
                 state = read_process_state(self._children.pid(uid))
                 if state is not None:
                     self.liveness.observe(uid, state, now=now)
+
+    def take_sentences(self) -> list[str]:
+        """Return what processes have told people since the last call."""
+        sentences, self._sentences = self._sentences, []
+        return sentences
+
+    def _hear_notes(self, uid: str, notes: JsonValue) -> None:
+        for number, sentence in notes.items() if isinstance(notes, dict) else ():
+            if int(number) >= self._heard.get(uid, 0):
+                self._heard[uid] = int(number) + 1
+                self._sentences.append(str(sentence))
 
     def lost(self, membership: Membership, now: float) -> list[ShardFailure]:
         """Return the processes that ended too early or have to be given up, the first cause first."""

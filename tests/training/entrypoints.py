@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -37,6 +38,13 @@ def cut_network() -> bool:
     return True
 
 
+def limit_files(step: int, begin: int = -1, end: int = -1) -> None:
+    """Let the system refuse larger files to this process from one step to another, as a full disk does."""
+    if step in (begin, end):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192 if step == begin else hard, hard))
+
+
 def train(ctx: Any) -> dict[str, Any]:
     """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
     net = model().to(ctx.device)
@@ -56,6 +64,8 @@ def train(ctx: Any) -> dict[str, Any]:
             loss = loss * float("nan")
         if step == ctx.params.get("report_nan_at"):
             ctx.report(loss=float("nan"))
+        if ctx.shard == 0:
+            limit_files(step, *ctx.params.get("disk_full", ()))
         optimizer.zero_grad()
         loss.backward()
         ctx.step(optimizer)

@@ -1,9 +1,6 @@
-"""The state in buffers and on disk: nothing is lost, nothing half-written is used."""
+"""The state in buffers: averaged, snapshotted and put back without losing a bit."""
 
 from __future__ import annotations
-
-import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +8,9 @@ from torch import nn
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.averaging import GradientAveraging
-from airflow_gpu_provider.training.checkpoint import CheckpointFacts, CheckpointFolder, CheckpointNotWritten
 from airflow_gpu_provider.training.state import TrainingState
 
 CPU = torch.device("cpu")
-FACTS = CheckpointFacts(shard_count=2, sync_interval=10, seed=0)
 
 
 def new_state(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *, width: int = 4) -> TrainingState:
@@ -111,96 +106,3 @@ def test_sharing_gradients_takes_one_optimizer() -> None:
     two = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
     with pytest.raises(InvalidRequest, match="2 were registered"):
         GradientAveraging(TrainingState([model], two))
-
-
-# -- checkpoints
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> CheckpointFolder:
-    return CheckpointFolder(tmp_path / "checkpoints", FACTS, keep=2)
-
-
-def test_a_checkpoint_brings_back_every_bit_and_only_the_newest_are_kept(folder: CheckpointFolder) -> None:
-    state = new_state()
-    for done in (1, 2, 3):
-        step(state)
-        folder.save(state, done)
-    newest = folder.newest()
-    assert newest is not None and newest.step == 3 and newest.state_sha256 == state.digest()
-    assert sorted(path.name for path in folder.folder.iterdir()) == [
-        "step-000000000002.json",
-        "step-000000000002.pt",
-        "step-000000000003.json",
-        "step-000000000003.pt",
-    ]
-    fresh = new_state()
-    folder.load(fresh, newest)
-    assert fresh.digest() == state.digest()
-
-
-@pytest.mark.parametrize("damage", ["cut", "flip", "lost", "record"])
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    folder: CheckpointFolder, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
-    state = new_state()
-    folder.save(state, 1)
-    newest = folder.save(state, 2)
-    file = Path(newest.path)
-    content = file.read_bytes()
-    if damage == "cut":
-        file.write_bytes(content[:-10])
-    elif damage == "flip":
-        file.write_bytes(content[:-10] + bytes([content[-10] ^ 1]) + content[-9:])
-    elif damage == "lost":
-        file.unlink()
-    else:
-        file.with_suffix(".json").write_text("{")
-    with caplog.at_level(logging.WARNING):
-        found = folder.newest()
-    assert found is not None and found.step == 1
-    assert "trying the one before" in caplog.text
-
-
-def test_a_crash_while_writing_leaves_no_checkpoint(folder: CheckpointFolder) -> None:
-    folder.save(new_state(), 1)
-    (folder.folder / "step-000000000009.77.tmp").write_bytes(b"half")
-    (folder.folder / "step-000000000009.pt").write_bytes(b"its record was never written")
-    found = folder.newest()
-    assert found is not None and found.step == 1
-
-
-def test_a_copy_is_written_in_the_background_while_training_goes_on(folder: CheckpointFolder) -> None:
-    state = new_state()
-    step(state)
-    digest = state.digest()
-    assert folder.save_in_background(state, 1)
-    step(state, 5)
-    folder.save(state, 6)  # waits for the thread
-    written = folder.take_written()
-    assert written is not None and (written.step, written.state_sha256) == (1, digest)
-    fresh = new_state()
-    folder.load(fresh, written)
-    assert fresh.digest() == digest and folder.take_written() is None
-
-
-def test_a_checkpoint_of_another_model_is_refused(folder: CheckpointFolder) -> None:
-    record = folder.save(new_state(), 1)
-    with pytest.raises(InvalidRequest, match=r"another model.*checkpoint_dir of its own"):
-        folder.load(new_state(width=5), record)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointNotWritten, match=r"step 1 could not be written to .*/file/x"):
-        CheckpointFolder(tmp_path / "file" / "x", FACTS, keep=1).save(new_state(), 1)
-
-
-def test_going_on_with_another_number_of_shards_is_told(
-    folder: CheckpointFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder.save(new_state(), 1)
-    other = CheckpointFolder(folder.folder, FACTS.model_copy(update={"shard_count": 4}), keep=2)
-    with caplog.at_level(logging.WARNING):
-        assert other.newest() is not None
-    assert "shard_count=4" in caplog.text and "dealt out differently" in caplog.text
