@@ -17,6 +17,7 @@ MOST_LABELS = 100
 MOST_LATENCIES = 1000
 
 Latency = Annotated[float, Field(ge=0, le=MOST)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 #: Label of a node whose agent reaches no driver; it says why. Such a node's report names no devices.
@@ -53,8 +54,11 @@ class NodeReport(Body):
     load: float | None = None
     #: ``rack`` and ``zone`` say where it stands
     labels: dict[Name, Name] = Field(default_factory=dict, max_length=MOST_LABELS)
-    #: measured to other nodes, by name
-    latency_ms: dict[Name, Latency] = Field(default_factory=dict, max_length=MOST_LATENCIES)
+    #: news of the latency to other nodes, by name: None = it does not answer, absent = as told before
+    latency_ms: dict[Name, Latency | None] = Field(default_factory=dict, max_length=MOST_LATENCIES)
+    #: the share of questions without an answer, of those in ``latency_ms`` that lose any
+    loss: dict[Name, Share] = Field(default_factory=dict, max_length=MOST_LATENCIES)
+    echo_at: Name | None = None  #: where it answers those who measure the latency to it, HOST:PORT
     devices: tuple[DeviceReport, ...] = ()
     agent_version: str = ""
     #: pretrained models and data sets on its disk, by path or digest; None = as told before
@@ -65,6 +69,7 @@ class ReportBody(Body):
     """What an agent sends once a second: all nodes it speaks for."""
 
     nodes: tuple[NodeReport, ...]
+    peer_plan: Annotated[str, Field(max_length=64)] = ""  #: that of the last answer, "" = none yet
 
 
 class LeasedDevice(BaseModel):
@@ -78,7 +83,14 @@ class LeasedDevice(BaseModel):
 
 
 class ReportAnswer(BaseModel):
-    """The broker's answer to a report: which of the reported devices are under a live lease."""
+    """The broker's answer to a report: which devices are under a live lease, and whom to measure.
+
+    ``peers`` are the addresses of the nodes whose latency is to be measured; None = those of ``peer_plan``,
+    which the agent has named.
+    """
 
     leased: list[LeasedDevice] = []
     report_interval_s: float = 1.0
+    peers: dict[str, str] | None = None
+    peer_plan: str = ""
+    echo_key: str = ""  #: of the questions between hosts, in hexadecimal

@@ -51,6 +51,8 @@ class NodeRow(BaseModel):
     why: str | None = None
     report_age_s: float
     artifacts: list[str] = []
+    latency_ms: dict[str, float] = {}  #: to other nodes, where measured
+    loss: dict[str, float] = {}  #: the share of lost questions, of the nodes to which any was lost
     devices: list[DeviceRow]
 
 

@@ -36,9 +36,20 @@ def device_rows(node: NodeRow) -> list[dict[str, Any]]:
             "utilisation": _shown(None if device.utilisation is None else f"{device.utilisation:.0%}"),
             "holder_or_reason": "; ".join([*map(_holder, device.holders), *filter(None, [device.why])]),
             "report_age_s": node.report_age_s,
+            "latency_ms": _latency(node),
         }
         for device in node.devices
     ]
+
+
+def _latency(node: NodeRow) -> str:
+    """Return the range of what was measured to other nodes, and the way that loses most."""
+    known = sorted(node.latency_ms.values())
+    if not known:
+        return "N/A"
+    text = f"{known[0]:g} to {known[-1]:g} ({len(known)})" if len(known) > 1 else f"{known[0]:g} (1)"
+    worst = max(node.loss, key=node.loss.__getitem__, default=None)
+    return text if worst is None else f"{text}, {node.loss[worst]:.0%} lost to {worst}"
 
 
 def queue_row(row: QueueRow) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from airflow_gpu_provider import __version__
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused
 from airflow_gpu_provider.inventory.artifacts import ArtifactShelf
 from airflow_gpu_provider.inventory.leftovers import Leftovers
+from airflow_gpu_provider.inventory.neighbours import Neighbours
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases, Probe
 from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 
@@ -42,6 +43,7 @@ class Agent:
         leftovers: Leftovers | None = None,
         shelf: ArtifactShelf | None = None,
         labels: Mapping[str, str] | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Without ``interval_s`` the broker's answer sets the pace, starting at once a second."""
         self._probe = probe
@@ -52,6 +54,7 @@ class Agent:
         self._leftovers = leftovers or Leftovers()
         self._shelf = shelf or ArtifactShelf()
         self._labels = labels or {}
+        self._neighbours = neighbours or Neighbours()
         self._leases: Leases = NO_LEASES
         self._failures = 0
         self._down_since = 0.0
@@ -60,17 +63,24 @@ class Agent:
     def measure(self) -> ReportBody:
         """Return what would be reported now; ends leftovers of ended leases."""
         nodes = self._leftovers.strike_out_holders(self._probe.read(self._leases), self._clock())
+        self._neighbours.measure()
         more = {"agent_version": __version__, "artifacts": self._shelf.news(self._clock())}
         return ReportBody(
             nodes=tuple(
-                node.model_copy(update={**more, "labels": {**self._labels, **node.labels}}) for node in nodes
-            )
+                self._neighbours.added_to(
+                    node.model_copy(update={**more, "labels": {**self._labels, **node.labels}})
+                )
+                for node in nodes
+            ),
+            peer_plan=self._neighbours.plan,
         )
 
     def step(self) -> ReportAnswer:
         """Measure and report once; raises what the transport raises."""
         answer = self._report(self.measure())
         self._shelf.told()
+        self._neighbours.told()
+        self._neighbours.learn(answer)
         leases: dict[str, frozenset[str]] = {}
         for device in answer.leased:
             leases[device.id] = leases.get(device.id, frozenset()) | {device.lease_id}

@@ -22,6 +22,7 @@ from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, 
 from airflow_gpu_provider.inventory import host
 from airflow_gpu_provider.inventory.agent import Agent
 from airflow_gpu_provider.inventory.artifacts import ArtifactShelf
+from airflow_gpu_provider.inventory.neighbours import USUAL_PORT, Neighbours, measured_on
 from airflow_gpu_provider.inventory.probe import Probe
 from airflow_gpu_provider.inventory.reporter import HttpReporter, TokenSource
 from airflow_gpu_provider.reports import ReportAnswer, ReportBody
@@ -72,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         "data sets, or a pattern that matches them; may be given several times")  # fmt: skip
     add("--label", action="append", default=[], type=_label, metavar="NAME=VALUE", help="label of the nodes, "
         "such as rack=r1 or zone=a; may be given several times")  # fmt: skip
+    add("--latency-port", type=_port, default=USUAL_PORT, metavar="PORT", help="UDP port that answers other "
+        f"hosts, which measure the latency to this one; default: {USUAL_PORT}; 0: none")  # fmt: skip
+    add("--latency-address", metavar="ADDRESS", help="address of this machine under which other hosts reach "
+        "that port; default: that of the way to the broker")  # fmt: skip
     add("--interval", type=_seconds, help="seconds between reports; default: what the broker wants, 1.0")
     add("--once", action="store_true", help="report once and exit")
     add("--print", action="store_true", help="also print each report as JSON; needs no --url")
@@ -85,6 +90,12 @@ def _label(text: str) -> tuple[str, str]:
             f"{text[:100]!r} is no label; write NAME=VALUE, each of 1 to {_LONGEST_LABEL} characters: rack=r1"
         )
     return name, value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; from 0 to 65535 are possible")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -146,12 +157,19 @@ def _run(options: argparse.Namespace) -> int:
     # --print is for programs: its output must stay JSON
     print(announcement, file=sys.stderr if options.print else sys.stdout, flush=True)
     shelf, labels = ArtifactShelf(options.artifacts), dict(options.label)
-    agent = Agent(probe, report, interval_s=options.interval, shelf=shelf, labels=labels)
+    neighbours = None if options.once else _neighbours(options)
+    agent = Agent(
+        probe, report, interval_s=options.interval, shelf=shelf, labels=labels, neighbours=neighbours
+    )
     if options.once:
         agent.step()
     else:
         agent.run(StopSignal().wait)
     return 0
+
+
+def _neighbours(options: argparse.Namespace) -> Neighbours:
+    return measured_on(options.latency_port, address=options.latency_address, broker_url=options.url)
 
 
 def _flavors(file: Path | None) -> Mapping[str, Flavor]:

@@ -111,6 +111,11 @@ def lease_secret(key: str, lease_id: str, epoch: int) -> str:
     return hmac.digest(key.encode(), f"lease:{lease_id}:{epoch}".encode(), "sha256").hex()
 
 
+def echo_key(key: str) -> str:
+    """Return the key of the questions by which agents measure the latency to one another."""
+    return hmac.digest(key.encode(), b"echo", "sha256").hex()
+
+
 def check_lease_secret(key: str, lease_id: str, epoch: int, presented: str) -> None:
     """Raise IdentityRefused unless `presented` is the secret of this epoch of the lease."""
     if not hmac.compare_digest(lease_secret(key, lease_id, epoch).encode(), presented.encode()):

@@ -28,9 +28,11 @@ from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
+from airflow_gpu_provider.server.holders import HoldersOf, holders_of
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.preempting import renewal
+from airflow_gpu_provider.server.probing import Probing
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.reservations import Reservations
@@ -80,6 +82,7 @@ class Broker:
             max_load=settings.max_load,
             flavors=settings.own_flavors(),
         )
+        self.probing = Probing(self.mirror, self.signing_key)
         me = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self.leadership = Leadership(self.engine, me, ttl_on(self.engine, settings.leader_ttl_s))
         self.nodes = NodeStore(self.engine, me)
@@ -215,33 +218,25 @@ class Broker:
 
     # -- agents
     def report(self, body: ReportBody) -> ReportAnswer:
-        """Fold an agent's report; answer which of its devices are leased."""
-        if self.mirror.fold(body.nodes, self.clock()):
+        """Fold an agent's report; answer which of its devices are leased, and whom it measures."""
+        if self.mirror.fold(body.nodes, now := self.clock()):
             self.wakeup.ring_leader()
         holders = self.holders()
-        leased = [
-            LeasedDevice(id=device.id, lease_id=lease_id)
+        held = [
+            (device.id, holder)
             for node in body.nodes
             for device in node.devices
-            for lease_id in holders(device.id)
+            for holder in holders(device.id)
         ]
-        return ReportAnswer(leased=leased, report_interval_s=self.settings.report_interval_s)
+        answer = ReportAnswer(
+            leased=[LeasedDevice(id=device, lease_id=holder.lease_id) for device, holder in held],
+            report_interval_s=self.settings.report_interval_s,
+        )
+        return self.probing.complete(answer, body, (holder.nodes for _, holder in held), now)
 
-    def holders(self) -> Callable[[str], tuple[str, ...]]:
+    def holders(self) -> HoldersOf:
         """Return a function from device to the live leases that hold it or share it."""
-        if self.desk.is_open:
-            by_device = self.desk.board.by_device
-
-            def on_board(device: str) -> tuple[str, ...]:
-                held = (entry.held for entry in by_device.get(device, ()))
-                return tuple(each.lease_id for each in held if each is not None)
-
-            return on_board
-        held_by: dict[str, tuple[str, ...]] = {}
-        for lease, _claim in self.repository.live_leases():
-            for device in lease.at_work():
-                held_by[device] = (*held_by.get(device, ()), lease.row.id)
-        return lambda device: held_by.get(device, ())
+        return holders_of(self.desk, self.repository)
 
     def entries(self) -> list[Entry]:
         """Return the claims that wait or hold devices, as this replica knows them."""

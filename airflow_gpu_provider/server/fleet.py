@@ -8,15 +8,18 @@ is *stale*: still part of the fleet, but none of its devices is offered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.flavor_table import rated
 from airflow_gpu_provider.broker.flavors import Flavor
-from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
-from airflow_gpu_provider.reports import NVML_LABEL, DeviceReport, NodeReport
+from airflow_gpu_provider.broker.model import Fleet, Node, NodeName
+from airflow_gpu_provider.broker.peers import Station
+from airflow_gpu_provider.reports import DeviceReport, NodeReport
+from airflow_gpu_provider.server.latencies import Latencies
+from airflow_gpu_provider.server.reported import completed, has_device, to_device, unavailable_reason
 from airflow_gpu_provider.store.nodes import StoredNode
 
 _REFRESH_S = 3.0
@@ -57,14 +60,20 @@ class FleetMirror:
         self._known: dict[str, _Known] = {}
         #: the node that each device belongs to: two agents may report the same one
         self._owner: dict[str, str] = {}
+        self._latencies = Latencies()
+        self._latencies_to_save: set[str] = set()
         #: grows whenever what can be placed may have changed
         self.version = 0
+        #: where each node answers those who measure the latency to it
+        self.addresses: dict[str, str] = {}
+        self.stations_version = 0  #: grows whenever other nodes answer, or stand elsewhere
 
     def fold(self, reports: Iterable[NodeReport], now: datetime) -> bool:
         """Take reports of an agent; return True when what can be placed may have changed."""
         before = self.version
         with self._lock:
             for report in reports:
+                self._latencies.take(report, now)
                 self._take(StoredNode(report, now))
         return self.version != before
 
@@ -74,29 +83,36 @@ class FleetMirror:
             for node in stored:
                 known = self._known.get(node.report.name)
                 if known is None or known.stored.reported_at < node.reported_at:
+                    self._latencies.take(node.report, node.reported_at, is_own=False)
                     taken = self._take(node)
                     taken.saved_facts, taken.saved_at = taken.facts, node.reported_at
 
     def age(self, now: datetime) -> None:
-        """See which nodes became stale, and drop those that left for good."""
+        """See which nodes became stale, drop those that left for good, and take in what was measured."""
         with self._lock:
+            self._latencies_to_save |= self._latencies.to_save(now)
+            self._apply_latencies(now)
             for name, known in list(self._known.items()):
                 age_s = (now - known.stored.reported_at).total_seconds()
                 if age_s > self._forget_after_s:
                     del self._known[name]
+                    self._latencies.forget(name)
+                    self.addresses.pop(name, None)
                     self.version += 1
+                    self.stations_version += 1
                 elif (age_s > self._stale_after_s) != known.is_stale:
                     known.is_stale = not known.is_stale
                     known.node = replace(known.node, unavailable=self._stale_reason(known.is_stale))
                     self.version += 1
+                    self.stations_version += 1
 
     def unsaved(self) -> tuple[list[StoredNode], list[str]]:
         """Return the nodes that the database should hear of, and those that only are still alive."""
         changed, alive = [], []
         with self._lock:
             for name, known in self._known.items():
-                if known.saved_facts != known.facts:
-                    changed.append(known.stored)
+                if known.saved_facts != known.facts or name in self._latencies_to_save:
+                    changed.append(self._whole(known.stored))
                 elif known.saved_at is None or _seconds(known.saved_at, known.stored) >= _REFRESH_S:
                     alive.append(name)
         return changed, alive
@@ -106,6 +122,7 @@ class FleetMirror:
         with self._lock:
             for stored in changed:
                 known = self._known.get(stored.report.name)
+                self._latencies_to_save.discard(stored.report.name)
                 if known is not None:
                     known.saved_facts, known.saved_at = self._facts(stored.report), stored.reported_at
             for name in alive:
@@ -113,10 +130,20 @@ class FleetMirror:
                 if known is not None:
                     known.saved_at = known.stored.reported_at
 
-    def stored(self) -> list[StoredNode]:
-        """Return the newest report of every node, by name."""
+    def stored(self, names: Container[str] | None = None) -> list[StoredNode]:
+        """Return the newest report of every node, or of these, by name, with all latencies it told."""
         with self._lock:
-            return [self._known[name].stored for name in sorted(self._known)]
+            known = sorted(name for name in self._known if names is None or name in names)
+            return [self._whole(self._known[name].stored) for name in known]
+
+    def stations(self) -> list[Station]:
+        """Return the nodes that answer those who measure the latency to them."""
+        with self._lock:
+            return [
+                Station(name, known.stored.report.labels)
+                for name, known in self._known.items()
+                if known.stored.report.echo_at is not None and not known.is_stale
+            ]
 
     def fleet(self, now: datetime) -> Fleet:
         """Return the core's value of the fleet as it is now."""
@@ -168,9 +195,10 @@ class FleetMirror:
     def _take(self, stored: StoredNode) -> _Known:
         known = self._known.get(stored.report.name)
         if known is not None:
-            stored = _completed(stored, known.stored.report)
+            stored = completed(stored, known.stored.report)
         report, facts = stored.report, self._facts(stored.report)
         self._own(report)
+        self._note_station(report, known)
         if known is not None and known.facts == facts and not known.is_stale:
             known.stored = stored
             return known
@@ -180,6 +208,29 @@ class FleetMirror:
             fresh.saved_facts, fresh.saved_at = known.saved_facts, known.saved_at
         self._known[report.name] = fresh
         return fresh
+
+    def _note_station(self, report: NodeReport, known: _Known | None) -> None:
+        is_same = known is not None and known.stored.report.labels == report.labels and not known.is_stale
+        if is_same and self.addresses.get(report.name) == report.echo_at:
+            return
+        self.stations_version += 1
+        if report.echo_at is None:
+            self.addresses.pop(report.name, None)
+        else:
+            self.addresses[report.name] = report.echo_at
+
+    def _apply_latencies(self, now: datetime) -> None:
+        """Let placements know of new latencies, of all nodes at once: each such change costs a decision."""
+        for name in self._latencies.to_apply(now):
+            if (known := self._known.get(name)) is not None:
+                known.node = replace(known.node, latency_ms=self._latencies.of(name))
+                self.version += 1
+
+    def _whole(self, stored: StoredNode) -> StoredNode:
+        """Return a report with all latencies of its node: the agent tells only what is new."""
+        name = stored.report.name
+        told = {"latency_ms": self._latencies.of(name), "loss": self._latencies.loss_of(name)}
+        return StoredNode(stored.report.model_copy(update=told), stored.reported_at)
 
     def tflops(self, report: DeviceReport) -> float:
         """Return the rating of a device."""
@@ -191,10 +242,10 @@ class FleetMirror:
             host=report.host,
             cpu_cores=report.cpu_cores,
             memory_mib=report.memory_mib,
-            devices=tuple(_to_device(each, report.name, self.tflops(each)) for each in report.devices),
+            devices=tuple(to_device(each, report.name, self.tflops(each)) for each in report.devices),
             load=report.load,
             labels=report.labels,
-            latency_ms={NodeName(name): ms for name, ms in report.latency_ms.items()},
+            latency_ms=self._latencies.of(report.name),
             artifacts=artifact_names(report.artifacts or ()),
         )
 
@@ -206,8 +257,7 @@ class FleetMirror:
             report.cpu_cores,
             report.memory_mib,
             tuple(sorted(report.labels.items())),
-            # in two digits: what varies from one measurement to the next is no news
-            {name: f"{ms:.2g}" for name, ms in report.latency_ms.items()},
+            report.echo_at,
             # Both: rounding alone would hide that a node is too busy from now on, or no longer.
             None if load is None else (round(load, 1), load >= self._max_load),
             report.artifacts or (),
@@ -221,7 +271,7 @@ class FleetMirror:
         """Let devices belong to the node that reported them first, as long as it does."""
         for device in report.devices:
             owner = self._known.get(self._owner.get(device.id, ""))
-            if owner is not None and not owner.is_stale and _has(owner.stored.report, device.id):
+            if owner is not None and not owner.is_stale and has_device(owner.stored.report, device.id):
                 continue
             if self._owner.get(device.id) != report.name:
                 self._owner[device.id] = report.name
@@ -235,60 +285,5 @@ class FleetMirror:
         return f"no report for more than {self._stale_after_s:g} s" if is_stale else None
 
 
-def _has(report: NodeReport, device_id: str) -> bool:
-    return any(device.id == device_id for device in report.devices)
-
-
-def _completed(stored: StoredNode, before: NodeReport) -> StoredNode:
-    """Return a report with what it cannot tell: artifacts it does not name, devices behind a dead driver.
-
-    An agent that starts before the driver is loaded sees no devices. They are not gone, only out of reach.
-    """
-    report = stored.report
-    known: dict[str, object] = {}
-    if report.artifacts is None and before.artifacts:
-        known["artifacts"] = before.artifacts
-    if not report.devices and before.devices and (why := report.labels.get(NVML_LABEL)):
-        known["devices"] = tuple(
-            DeviceReport(
-                id=device.id,
-                model=device.model,
-                memory_mib=device.memory_mib,
-                tflops=device.tflops,
-                share=device.share,
-                suspect=why,
-                simulated=device.simulated,
-            )
-            for device in before.devices
-        )
-    return StoredNode(report.model_copy(update=known), stored.reported_at) if known else stored
-
-
 def _seconds(earlier: datetime, stored: StoredNode) -> float:
     return (stored.reported_at - earlier).total_seconds()
-
-
-def unavailable_reason(device: DeviceReport) -> str | None:
-    """Return why a device is not offered, None when it is fine."""
-    if device.suspect:
-        return device.suspect
-    if device.foreign_pids:
-        pids = ", ".join(str(pid) for pid in device.foreign_pids[:5])
-        return f"used by processes outside the broker (pid {pids})"
-    return None
-
-
-def _to_device(report: DeviceReport, node: str, tflops: float) -> Device:
-    return Device(
-        id=DeviceId(report.id),
-        node=NodeName(node),
-        model=report.model,
-        memory_mib=report.memory_mib,
-        tflops=tflops,
-        utilisation=report.utilisation,
-        memory_used_mib=report.memory_used_mib,
-        unavailable=unavailable_reason(report),
-        simulated=report.simulated,
-        nvlink=report.nvlink,
-        numa=report.numa,
-    )

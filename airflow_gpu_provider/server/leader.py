@@ -232,7 +232,7 @@ class Leader(threading.Thread):
         changed, alive = self._mirror.unsaved()
         self._nodes.save(changed)
         others = self._nodes.touch(alive, now)
-        self._nodes.save([stored for stored in self._mirror.stored() if stored.report.name in others])
+        self._nodes.save(self._mirror.stored(others))
         self._mirror.mark_saved(changed, alive)
         self._mirror.merge(self._nodes.load_others(self._nodes_seen_at))
         self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)

@@ -23,8 +23,8 @@ from airflow_gpu_provider.rows import (
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry, entry_of
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.server.fleet import unavailable_reason
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
+from airflow_gpu_provider.server.reported import unavailable_reason
 from airflow_gpu_provider.server.scores import Scores
 from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
 
@@ -138,6 +138,8 @@ def nodes(broker: Broker) -> list[NodeRow]:
                 why="; ".join(why for why in (drain, stale) if why) or None,
                 report_age_s=round((now - stored.reported_at).total_seconds(), 1),
                 artifacts=list(report.artifacts or ()),
+                latency_ms={name: ms for name, ms in report.latency_ms.items() if ms is not None},
+                loss=report.loss,
                 devices=[
                     _device_row(
                         device,

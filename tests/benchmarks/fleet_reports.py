@@ -1,8 +1,9 @@
 """What a big fleet's reports cost the broker: every node reports its devices once a second, over real HTTP.
 
 Run ``python -m tests.benchmarks.fleet_reports --nodes 1000 --json``. Each node sends its own report, as its
-agent does, with measurements that change from second to second. A report is missed when it was not answered
-with success within its second. CPU is that of the broker's process alone.
+agent does, with measurements that change from second to second and, every third time, news of the latency to
+eight others: as much as the rounds of a large zone bring. A report is missed when it was not answered with
+success within its second. CPU is that of the broker's process alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from tests.benchmarks.served import Replica, database, nodes, percentiles, serve
 _SENDERS = 8
 
 
-def _measured(report: dict[str, Any], chance: random.Random) -> str:
+def _measured(report: dict[str, Any], chance: random.Random, second: int, names: list[str]) -> str:
     """Return a report with measurements of this second."""
+    others = chance.sample(names, min(8, len(names))) if second == 0 else []
+    latency_ms = {name: round(0.1 + chance.random(), 2) for name in others}
     devices = [
         {
             **device,
@@ -31,17 +34,18 @@ def _measured(report: dict[str, Any], chance: random.Random) -> str:
         }
         for device in report["devices"]
     ]
-    return json.dumps({"nodes": [{**report, "devices": devices}]})
+    place = {"echo_at": f"{report['name']}:9339", "latency_ms": latency_ms}
+    return json.dumps({"nodes": [{**report, **place, "devices": devices}], "peer_plan": "told"})
 
 
 class Sender:
     """Sends the reports of some nodes, spread over each second."""
 
-    def __init__(self, broker: Replica, reports: list[dict[str, Any]], seed: int) -> None:
+    def __init__(self, broker: Replica, reports: list[dict[str, Any]], names: list[str], seed: int) -> None:
         self._connection = broker.connect("agent")
         # Made before the clock runs: the sender's work must not count as the broker's slowness.
         chance = random.Random(seed)
-        self._bodies = [[_measured(report, chance) for report in reports] for _ in range(3)]
+        self._bodies = [[_measured(report, chance, at, names) for report in reports] for at in range(3)]
         self.missed = 0
         self.seconds: list[float] = []
 
@@ -66,7 +70,8 @@ def measure(*, count: int, seconds: int, kind: str) -> dict[str, Any]:
     """Report for some seconds after every node was seen once."""
     with database(kind) as url, served(url, stale_after_s="10") as broker:
         reports = nodes(count)
-        senders = [Sender(broker, reports[n::_SENDERS], n) for n in range(_SENDERS)]
+        names = [report["name"] for report in reports]
+        senders = [Sender(broker, reports[n::_SENDERS], names, n) for n in range(_SENDERS)]
         with ThreadPoolExecutor(_SENDERS) as pool:
             warm = time.perf_counter() + 0.1
             list(pool.map(lambda sender: sender.run(warm, 3), senders))

@@ -117,16 +117,41 @@ def test_where_devices_and_nodes_lie_reaches_the_core() -> None:
     devices = tuple(each.model_copy(update={"nvlink": "0000:07:00", "numa": 1}) for each in told.devices)
     place = {"labels": {"rack": "r1"}, "latency_ms": {"n2": 0.21}, "devices": devices}
     assert fleet.fold([told], NOW) and fleet.fold([told.model_copy(update=place)], after(1))
-    (node,) = fleet.fleet(after(1)).nodes
+    (node,) = fleet.fleet(after(6)).nodes
     assert (node.labels, node.latency_ms) == ({"rack": "r1"}, {"n2": 0.21})
     assert {(each.nvlink, each.numa) for each in node.devices} == {("0000:07:00", 1)}
 
 
-def test_a_latency_that_varies_a_little_is_no_news() -> None:
+def test_latencies_reach_placements_all_at_once_and_the_database_later() -> None:
+    def told(node: str, **latency_ms: float | None) -> NodeReport:
+        return report(node).model_copy(update={"latency_ms": latency_ms, "loss": {"n3": 0.25}})
+
     fleet = mirror()
-    fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.211}})], NOW)
-    assert not fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.208}})], after(1))
-    assert fleet.fold([report().model_copy(update={"latency_ms": {"n2": 0.31}})], after(2))
+    fleet.fold([report("n1"), report("n2")], NOW)
+    fleet.mark_saved(*fleet.unsaved())
+    version = fleet.version
+    assert not fleet.fold([told("n1", n2=0.211, n3=4.0), told("n2", n1=0.3)], after(1)), (
+        "no claim waits for it"
+    )
+    assert [node.latency_ms for node in fleet.fleet(after(3)).nodes] == [{}, {}] and fleet.version == version
+    fleet.fold([report("n1"), told("n1", n2=0.208)], after(4))
+    known = [{"n2": 0.21, "n3": 4.0}, {"n1": 0.3}]
+    assert [node.latency_ms for node in fleet.fleet(after(6)).nodes] == known, (
+        "reports bring only what is new"
+    )
+    assert fleet.unsaved()[0] == []
+    fleet.age(after(31))
+    changed, _ = fleet.unsaved()
+    other = mirror()
+    other.merge(changed)
+    fresh = [report("n1"), report("n2")]
+    other.fold(fresh, after(60))
+    assert [node.latency_ms for node in other.fleet(after(60)).nodes] == known, "the next leader knows them"
+    assert other.stored()[0].report.loss == {"n3": 0.25}
+    fleet.mark_saved(changed, [])
+    assert fleet.unsaved()[0] == []
+    fleet.fold([told("n1", n3=None)], after(32))
+    assert fleet.fleet(after(38)).nodes[0].latency_ms == {"n2": 0.21}, "it does not answer any more"
 
 
 def test_a_report_with_too_many_labels_or_a_negative_latency_is_refused() -> None:

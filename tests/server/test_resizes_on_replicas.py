@@ -58,7 +58,10 @@ def test_the_next_leader_finds_the_offer_and_the_move_goes_on(replicas: Replicas
     new = offer.devices[0].id
     if is_accepted:
         change(leader, AcceptMove(lease_id, 1, offer.offer_id))
-        until(lambda: follower.holders()(new) == (lease_id,), "agents of the follower hear of both places")
+        until(
+            lambda: [holder.lease_id for holder in follower.holders()(new)] == [lease_id],
+            "agents of the follower hear of both places",
+        )
     kill(leader)
     waiting = ask(follower, "two", gpus=4)
     until_leading(follower)

@@ -53,6 +53,10 @@ def tasks(client: Client) -> httpx.Client:
     return client("task")
 
 
+def held_by(broker: Broker, device: str) -> list[str]:
+    return [holder.lease_id for holder in broker.holders()(device)]
+
+
 def change(tasks: httpx.Client, lease: dict[str, Any], verb: str, **body: Any) -> httpx.Response:
     body = {"secret": lease["secret"], "epoch": lease["epoch"], **body}
     return tasks.post(f"/v1/leases/{lease['lease_id']}/{verb}", json=body, timeout=30)
@@ -138,18 +142,17 @@ def test_a_move_holds_both_places_until_it_is_committed(
     assert good(change(tasks, lease, "resize", memory_mib=LARGE))["offer"]["offer_id"] == offer["offer_id"]
     assert new not in free(tasks)
     assert "offered until" in shown(tasks, lease)["move"] and f"{old} to {new}" in shown(tasks, lease)["move"]
-    holders = broker.holders()
-    assert (holders(old), holders(new)) == ((lease["lease_id"],), ()), "nobody may work there yet"
+    assert (held_by(broker, old), held_by(broker, new)) == ([lease["lease_id"]], []), "nobody may work there"
 
     accepted = good(change(tasks, lease, "accept", offer_id=offer["offer_id"]))["offer"]
     assert accepted["phase"] == "accepted"
     assert 60 < accepted["expires_in_s"] <= 600
-    assert (broker.holders()(old), broker.holders()(new)) == ((lease["lease_id"],),) * 2
+    assert held_by(broker, old) == held_by(broker, new) == [lease["lease_id"]]
 
     moved = good(change(tasks, lease, "commit", offer_id=offer["offer_id"]))
     assert (ids(moved["lease"]), moved["offer"]) == ([new], None)
     assert moved["lease"]["secret"] == lease["secret"], "it is the same lease"
-    assert (broker.holders()(old), broker.holders()(new)) == ((), (lease["lease_id"],))
+    assert (held_by(broker, old), held_by(broker, new)) == ([], [lease["lease_id"]])
     assert old in free(tasks)
     again = good(change(tasks, lease, "commit", offer_id=offer["offer_id"]))
     assert again == moved, "a commit whose answer was lost"
