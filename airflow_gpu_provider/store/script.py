@@ -2,7 +2,7 @@
 
 A turn of the leader makes up to a dozen statements, and waiting for each of them costs more than all they
 do. On psycopg2 they are therefore rendered into one text, which PostgreSQL runs as one transaction in one
-round trip; every other driver gets them one by one. In both cases all of it is written or nothing.
+round trip (`one_trip`); every other driver gets them one by one. In both cases all is written or nothing.
 
 Statements are constants of their modules, compiled once; what differs from turn to turn are named values
 (`bindparam`) and lists of ids (`one_of`).
@@ -11,10 +11,8 @@ Statements are constants of their modules, compiled once; what differs from turn
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Protocol
 
 from sqlalchemy import (
@@ -33,19 +31,13 @@ from sqlalchemy import (
     literal_column,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from airflow_gpu_provider.store.engine import writing
-
-Statement = UpdateBase | Select[Any]
-Row = Mapping[str, Any]
-
-_FAILED = re.compile(r"gpu-requirement-(\d+)")
+from airflow_gpu_provider.store.one_trip import OneTrip, Prepared, Row, Statement
 
 
 class Script(Protocol):
@@ -73,6 +65,7 @@ class Scripts:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._open: Connection | None = None
+        self._prepared = Prepared()
 
     @contextmanager
     def transaction(self) -> Iterator[Script]:
@@ -85,7 +78,7 @@ class Scripts:
             # No BEGIN and COMMIT of their own: PostgreSQL makes one transaction of statements sent as one.
             self._open = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
-            script = OneTrip(self._open)
+            script = OneTrip(self._open, self._prepared)
             yield script
             script.send()
             self._open.commit()  # ends what SQLAlchemy takes for a transaction; nothing is sent
@@ -96,8 +89,11 @@ class Scripts:
     def close(self) -> None:
         """Give the connection back; the next transaction takes another."""
         if self._open is not None:
+            # Not back to the pool: nobody else knows what is prepared on it.
+            self._open.invalidate()
             self._open.close()
             self._open = None
+            self._prepared.names.clear()
 
 
 class StepByStep:
@@ -130,114 +126,6 @@ class StepByStep:
         new = of_dialect.insert(table).on_conflict_do_nothing().returning(literal_column("1"))
         if len(self._connection.execute(new, rows).all()) != len(rows):
             raise otherwise
-
-
-class OneTrip:
-    """Collects statements as text and sends them together. For psycopg2."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._cursor: Any = connection.connection.cursor()
-        self._parts: list[bytes] = []
-        self._otherwise: list[Exception] = []
-
-    def run(self, statement: Statement, **values: Any) -> None:
-        """Add a statement."""
-        self._parts.append(self._text(statement, values))
-
-    def run_each(self, statement: Statement, rows: Sequence[Row]) -> None:
-        """Add a statement for each row."""
-        self._parts.extend(self._text(statement, row) for row in rows)
-
-    def require(self, statement: Statement, count: int, otherwise: Exception, **values: Any) -> None:
-        """Add a statement that fails the transaction with any other number of rows."""
-        text = self._text(statement, values)
-        if not isinstance(statement, Select):
-            text += b" RETURNING 1"
-        self._require(text, count, otherwise)
-
-    def insert(self, table: Table, rows: Sequence[Row]) -> None:
-        """Add an insert."""
-        self._parts.append(self._insert(table, rows))
-
-    def insert_new(self, table: Table, rows: Sequence[Row], otherwise: Exception) -> None:
-        """Add an insert that fails the transaction when a row exists."""
-        text = self._insert(table, rows) + b" ON CONFLICT DO NOTHING RETURNING 1"
-        self._require(text, len(rows), otherwise)
-
-    def send(self) -> None:
-        """Write everything. Raise what a requirement said, or the database's error."""
-        from psycopg2.extensions import encodings
-
-        text = b";\n".join(self._parts).decode(encodings[self._cursor.connection.encoding])
-        self._cursor.close()
-        try:
-            self._connection.exec_driver_sql(text, execution_options={"no_parameters": True})
-        except DBAPIError as error:
-            failed = _FAILED.search(str(error.orig)) if isinstance(error, DataError) else None
-            if failed is not None:
-                raise self._otherwise[int(failed[1])] from None
-            # The error's text is logged, and would name the values of every request of the turn.
-            error.statement = f"{len(self._parts)} statements, {len(text)} characters"
-            raise
-
-    def _require(self, text: bytes, count: int, otherwise: Exception) -> None:
-        # A number that is none is an error, and its text says which requirement failed.
-        failed = f"gpu-requirement-{len(self._otherwise)}"
-        verdict = f"SELECT CAST(CASE WHEN count(*) = {count} THEN '0' ELSE '{failed}' END AS integer)"
-        self._parts.append(b"WITH done AS (" + text + b") " + verdict.encode() + b" FROM done")
-        self._otherwise.append(otherwise)
-
-    def _text(self, statement: Statement, values: Row) -> bytes:
-        text, fixed, binds = _compiled(statement, self._connection.dialect)
-        bound = {name: _bound(bind, values[name]) for name, bind in binds.items()}
-        return bytes(self._cursor.mogrify(text, {**fixed, **bound}))
-
-    def _insert(self, table: Table, rows: Sequence[Row]) -> bytes:
-        head, places, binds = _insert_into(table, tuple(rows[0]), self._connection.dialect)
-        made = (
-            self._cursor.mogrify(places, [_bound(bind, row[name]) for name, bind in binds.items()])
-            for row in rows
-        )
-        return head + b",".join(made)
-
-
-_Bind = Callable[[Any], Any] | None
-
-
-def _bound(bind: _Bind, value: Any) -> Any:
-    return value if bind is None else bind(value)
-
-
-@lru_cache(maxsize=256)
-def _compiled(statement: Statement, dialect: Dialect) -> tuple[str, dict[str, Any], dict[str, _Bind]]:
-    """Return a statement's text, the values that it always has, and how to bind the others."""
-    compiled = statement.compile(dialect=dialect)
-    assert isinstance(compiled, SQLCompiler)
-    fixed: dict[str, Any] = {}
-    binds: dict[str, _Bind] = {}
-    for parameter, name in compiled.bind_names.items():
-        bind = parameter.type.dialect_impl(dialect).bind_processor(dialect)
-        if parameter.required:
-            binds[name] = bind
-        else:
-            fixed[name] = _bound(bind, parameter.effective_value)
-    return compiled.string, fixed, binds
-
-
-@lru_cache(maxsize=64)
-def _insert_into(
-    table: Table, names: tuple[str, ...], dialect: Dialect
-) -> tuple[bytes, str, dict[str, _Bind]]:
-    """Return an insert's beginning, the places of a row, and how to bind each column."""
-    quote = dialect.identifier_preparer.quote
-    columns = ", ".join(quote(name) for name in names)
-    head = f"INSERT INTO {quote(table.name)} ({columns}) VALUES "
-    places = f"({', '.join('%s' for _ in names)})"
-    binds: dict[str, _Bind] = {
-        name: table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names
-    }
-    return head.encode(), places, binds
 
 
 class _Ids(TypeDecorator[Sequence[str]]):

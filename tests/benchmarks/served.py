@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy.engine import make_url
 
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.server.auth import mint_token
@@ -25,24 +26,27 @@ from airflow_gpu_provider.wire import API_PREFIX
 
 _SECRET = "a key for benchmarks that is long enough to sign with"
 _START_S = 120
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
-@dataclass
 class Connection:
-    """One keep-alive HTTP connection with a broker token. Not thread-safe."""
+    """One keep-alive HTTP connection with a broker token. Not thread-safe.
 
-    port: int
-    role: str
+    Bare, since it shares the processors with what is measured: it reads HTTP/1.1 as the broker answers it,
+    with a content-length. Raises OSError when the broker goes away.
+    """
 
-    def __post_init__(self) -> None:
-        self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        self._http.connect()
-        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._headers = {"Authorization": f"Bearer {token(self.role)}", "Content-Type": "application/json"}
+    def __init__(self, port: int, role: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._headers = (
+            f" HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token(role)}\r\n"
+            "Content-Type: application/json\r\nContent-Length: "
+        )
 
     def post(self, path: str, body: object) -> Any:
         """Send `body` as JSON; return the answer, raise when it is no success."""
-        return self._ask("POST", path, json.dumps(body))
+        return self.send(path, json.dumps(body))
 
     def send(self, path: str, content: str) -> Any:
         """Send JSON that is made already; return the answer, raise when it is no success."""
@@ -50,15 +54,30 @@ class Connection:
 
     def get(self, path: str) -> Any:
         """Return the answer, raise when it is no success."""
-        return self._ask("GET", path, None)
+        return self._ask("GET", path, "")
 
-    def _ask(self, method: str, path: str, content: str | None) -> Any:
-        self._http.request(method, API_PREFIX + path, content, self._headers)
-        answer = self._http.getresponse()
-        text = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{method} {path}: HTTP {answer.status} {text[:300]!r}")
-        return json.loads(text)
+    def _ask(self, method: str, path: str, content: str) -> Any:
+        head = f"{method} {API_PREFIX}{path}{self._headers}{len(content)}\r\n\r\n"
+        self._socket.sendall((head + content).encode("ascii"))
+        got = self._receive()
+        while (end := got.find(b"\r\n\r\n")) < 0:
+            got += self._receive()
+        length = _LENGTH.search(got, 0, end + 2)
+        if length is None:
+            raise RuntimeError(f"{method} {path}: an answer without a length: {got[:300]!r}")
+        missing = end + 4 + int(length[1]) - len(got)
+        while missing > 0:
+            more = self._receive()
+            got, missing = got + more, missing - len(more)
+        if got[9:12] != b"200":
+            raise RuntimeError(f"{method} {path}: {got[:500]!r}")
+        return json.loads(got[end + 4 :])
+
+    def _receive(self) -> bytes:
+        more = self._socket.recv(65_536)
+        if not more:
+            raise ConnectionError("the broker closed the connection")
+        return more
 
 
 @contextmanager
@@ -123,8 +142,7 @@ class Replica:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the process used so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and its children."""
@@ -164,9 +182,35 @@ class Replica:
             try:
                 if self.connect().get("/v1/status")["leader"]:
                     return
-            except (OSError, http.client.HTTPException):
+            except OSError:
                 time.sleep(0.1)
         raise RuntimeError(f"no broker within {_START_S} s: {self._log.read_text()[-2000:]}")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process used so far."""
+    return _cpu_s(_stat(pid))
+
+
+def database_cpu_s(url: str) -> float:
+    """Return the CPU seconds of the PostgreSQL server at this socket so far, those of ended sessions too."""
+    folder = Path(str(make_url(url).query["host"]))
+    server = (folder / "postmaster.pid").read_text().split()[0]
+    stats = [_stat(int(each.name)) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    sessions = sum(_cpu_s(stat) for stat in stats if stat[1:2] == [server])
+    return sessions + _cpu_s(_stat(int(server))) + _cpu_s(_stat(int(server)), 13)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields behind the name: state, parent, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _cpu_s(stat: Sequence[str], first: int = 11) -> float:
+    return sum(map(int, stat[first : first + 2])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

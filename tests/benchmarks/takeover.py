@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import queue
@@ -38,7 +37,7 @@ def leader_of(replicas: list[Replica]) -> Replica:
     deadline = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline:
         for replica in replicas:
-            with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
+            with contextlib.suppress(OSError, RuntimeError):
                 leader = replica.connect().get("/v1/status")["leader"]
                 found = [each for each in replicas if leader and int(leader.split(":")[1]) == each.pid]
                 if found:

@@ -99,3 +99,20 @@ def test_after_a_broken_connection_the_next_transaction_takes_another(
     with scripts.transaction() as script:
         script.insert(event, [{"claim_id": "c"}])
     assert claims(engine) == ["a", "c"]
+
+
+def test_a_pool_that_loses_prepared_statements_loses_no_transaction(engine: Engine, scripts: Scripts) -> None:
+    if engine.driver != "psycopg2":
+        pytest.skip("only PostgreSQL's statements are prepared")
+    with scripts.transaction() as script:
+        script.insert(event, [{"claim_id": "a"}])
+        script.run(_MOVE, ids=["a"], to="b")
+    assert scripts._open is not None
+    scripts._open.execute(text("DEALLOCATE ALL"))  # as another session behind a pool would have none
+    for before, after in (("b", "it's 100 %s"), ("it's 100 %s", "d")):
+        with scripts.transaction() as script:
+            script.run(_MOVE, ids=[before], to=after)
+            script.insert(event, [{"claim_id": after}])
+    with pytest.raises(Refused, match="plain"), scripts.transaction() as script:
+        script.require(_MOVE, 9, Refused("plain"), ids=["d"], to="e")
+    assert claims(engine) == ["d", "d", "d"]
