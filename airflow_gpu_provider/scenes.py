@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
 from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor
-from airflow_gpu_provider.broker.model import CyclePolicy, Device, DeviceId, Fleet, Node, NodeName
+from airflow_gpu_provider.broker.model import Device, DeviceId, Fleet, Node, NodeName
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
@@ -41,11 +41,11 @@ class Scene:
     assumed: int = 0  #: tasks whose run time nothing says, so that one was assumed
     reservations: tuple[Kept, ...] = ()  #: in virtual time, with what is kept now
 
-    def wakes_s(self) -> Iterator[float]:
-        """Yield when devices are closed or opened by reservations."""
+    def wakes_s(self, notice: timedelta) -> Iterator[float]:
+        """Yield when devices are closed or opened by reservations; ``notice`` is the installation's."""
         for each in self.reservations:
             start, end = each.reservation.starts_at, each.reservation.ends_at
-            for at in (start - CyclePolicy().reservation_notice, start, end):
+            for at in (start - notice, start, end):
                 yield (at - START).total_seconds()
 
 

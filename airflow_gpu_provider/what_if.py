@@ -46,7 +46,7 @@ def compare(
     ``policies`` are names such as "ours,fifo". With ``dag_id`` the figures are of the tasks of one DAG; all
     others run as well. ``rules`` are those of the installation.
     """
-    names = chosen(policies)
+    names, rules = chosen(policies), rules or Rules()
     every = [*what.tasks, *(each.task for each in what.running)]
     if not every:
         raise InvalidRequest(
@@ -59,16 +59,16 @@ def compare(
             f"No task is of DAG {dag_id!r}; there are {', '.join(sorted(filter(None, dags))[:10]) or 'none'}",
             reason="unknown_dag",
         )
-    fleets = {_AS_IS: what.fleet}
+    fleets, notice = {_AS_IS: what.fleet}, rules.policy.reservation_notice
     if add is not None:
         fleets[f"+ {add}"] = enlarged(what.fleet, add, flavors)
     found = []
     for policy in names:
         for name, fleet in fleets.items():
-            scheduler = policy.make(fleet, what.tasks, rules or Rules())
+            scheduler = policy.make(fleet, what.tasks, rules)
             if isinstance(scheduler, Ours):
                 scheduler.reserve(what.reservations)
-            run = simulate(fleet, what.tasks, scheduler, what.running, what.wakes_s())
+            run = simulate(fleet, what.tasks, scheduler, what.running, what.wakes_s(notice))
             figures = report(run, fleet, lambda task: dag_id is None or task.dag_id == dag_id)
             found.append(Comparison(policy.name, name, run, figures))
     return tuple(found)

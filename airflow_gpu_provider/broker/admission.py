@@ -25,6 +25,9 @@ from airflow_gpu_provider.broker.model import (
     ReasonCode,
 )
 
+#: Verdicts that are kept.
+_VERDICTS = 10_000
+
 
 def reject_reason(
     request: GpuRequest, fleet: Fleet, excluded: frozenset[DeviceId] = frozenset()
@@ -47,6 +50,8 @@ class Admission:
         """Return why this fleet could never run the request; None = it can."""
         key = (replace(request, spares=0, max_runtime_s=None), excluded)
         if key not in self._verdicts:
+            if len(self._verdicts) >= _VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
             self._verdicts[key] = self._judge(request, excluded)
         return self._verdicts[key]
 

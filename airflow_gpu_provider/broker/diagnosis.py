@@ -17,6 +17,9 @@ from airflow_gpu_provider.broker.capacity import Capacity
 from airflow_gpu_provider.broker.layout import BoolArray, Layout
 from airflow_gpu_provider.broker.model import GpuRequest, Reason, ReasonCode
 
+#: Classes of claims of which it is kept whether they start by waiting.
+_CLASSES = 10_000
+
 
 class Outlook:
     """What the end of leases would free: the fleet without any, as it is offered now."""
@@ -31,6 +34,8 @@ class Outlook:
         """Return whether the end of leases (and of load) is enough for a claim of this class to start."""
         known = self._cached.get(key)
         if known is None:
+            if len(self._cached) >= _CLASSES:
+                del self._cached[next(iter(self._cached))]
             known = self._cached[key] = self.at_ease.fits_one_of(request, groups)
         return known
 

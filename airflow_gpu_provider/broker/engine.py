@@ -70,10 +70,9 @@ class Engine:
         leases, claims = list(leases), list(claims)
         self._policy = policy
         self._quotas = quotas
-        self._learned = dict(learned or {})
-        self._classing = Classing(bool(quotas.by_team), frozenset(self._learned))
+        self._classing = Classing(bool(quotas.by_team), frozenset(learned or ()))
         asked = list(recent) or [*(lease.request for lease in leases), *(claim.request for claim in claims)]
-        self.stream = Stream(map(self._classing.request, asked))
+        self.stream = Stream(asked, learned)
         self._intake = Intake(policy)
         self._pending = Pending()
         self._placed: dict[ClaimId, Claim] = {}  #: by a turn, not yet answered
@@ -90,7 +89,7 @@ class Engine:
         """Take the fleet as it is now; cheap when only load or availability of some nodes changed."""
         changed = changed_nodes(self.floor.layout.nodes, fleet)
         if changed is None:
-            self._requeue()
+            self._again(self._pending.all())
             held = self.floor.holdings
             self.floor = self._build(Layout.of(fleet), list(held), held.offers())
             self.keeping.see_fleet()
@@ -106,14 +105,14 @@ class Engine:
     ) -> None:
         """Take what people reserved, instead of what they had reserved before."""
         self.keeping.reserve(reservations, before)
-        self._requeue()
+        self._again(self._pending.owned_otherwise(self.keeping.owned_by))
 
     def submit(self, claim: Claim) -> None:
         """Add a claim to the queue; a claim that is known already changes nothing."""
         if claim.id in self._pending or claim.id in self._intake or self.floor.holdings.serves(claim.id):
             return
         self._intake.add(claim)
-        self.stream.add(self._classing.request(claim.request))
+        self.stream.add(claim.request)
 
     def withdraw(self, claim_id: ClaimId) -> None:
         """Forget a claim that waits; unknown ones change nothing."""
@@ -157,11 +156,11 @@ class Engine:
 
     def learn(self, learned: Mapping[str, Speeds]) -> None:
         """Take what was measured of each class of tasks (`throughput.ThroughputTable`) instead of before."""
-        self._learned = dict(learned)
-        if self._classing.learned != learned.keys():
+        moved = self.stream.learn(learned)
+        if moved:
             self._classing = replace(self._classing, learned=frozenset(learned))
-            self._requeue()  # other claims are alike now
-        self.floor.placer.learn(self.stream.speed_costs(self.floor.layout, self._learned))
+            self._again(self._pending.of_kinds_of_work(moved))  # other claims are alike now
+        self.floor.placer.learn(self.stream.speed_costs(self.floor.layout))
 
     # -- decisions
     def turn(self, now: datetime) -> Decisions:
@@ -206,7 +205,7 @@ class Engine:
     @property
     def is_settled(self) -> bool:
         """Whether all that happened was decided on: who waits now cannot start."""
-        return not self._intake.has_new and not self.floor.is_dirty
+        return not self._intake.has_new and not self.floor.has_freed
 
     @property
     def resizing(self) -> Resizing:
@@ -251,7 +250,7 @@ class Engine:
         mix = self.stream.renewed(floor.layout)
         if mix is not None:
             floor.placer.renew(mix)
-            floor.placer.learn(self.stream.speed_costs(floor.layout, self._learned))
+            floor.placer.learn(self.stream.speed_costs(floor.layout))
         walk = floor.walk(now, search)
 
         def visit(claim: Claim, key: ClassKey) -> bool:
@@ -282,14 +281,16 @@ class Engine:
         moved = self.keeping.renew(now, self.floor.fleet, self.floor.holdings, runtimes)
         self.floor.touch_devices(moved)
 
-    def _requeue(self) -> None:
-        """Let the claims that wait be judged and sorted anew."""
-        self._intake.again(self._pending.ordered(self.floor.share))
-        self._pending = Pending()
+    def _again(self, claims: Iterable[Claim]) -> None:
+        """Let claims that wait be judged and sorted anew."""
+        claims = list(claims)
+        for claim in claims:
+            self._pending.remove(claim.id)
+        self._intake.again(claims)
 
     def _build(self, layout: Layout, leases: list[Lease], offers: Iterable[Offer]) -> Floor:
         held, mix = Held(leases, offers, self._takeovers), self.stream.mix(layout)
-        speeds, seen = self.stream.speed_costs(layout, self._learned), self.keeping.see_lease
+        speeds, seen = self.stream.speed_costs(layout), self.keeping.see_lease
         self._told = Told()
         return Floor(self._policy, self._quotas, layout, held, mix, speeds, seen)
 

@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 from airflow_gpu_provider.broker import reasons
 from airflow_gpu_provider.broker.flavors import canonical_model
-from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import (
     WHOLE_DEVICE,
     Claim,
@@ -29,6 +28,7 @@ from airflow_gpu_provider.broker.model import (
     ReasonCode,
     RunType,
 )
+from airflow_gpu_provider.broker.most_taken import MostTaken
 from airflow_gpu_provider.broker.quota import Quotas, Team
 from airflow_gpu_provider.broker.rank import Rank
 
@@ -53,18 +53,14 @@ class FairShare:
         }
         self._total = Counter(self._model_of.values())
         self._size_of = {device.id: device.memory_mib for node in fleet.nodes for device in node.devices}
-        #: (model, memory, TFLOPS) of the devices by host; None = of the whole fleet
-        self._kinds: defaultdict[str | None, set[tuple[str, int, float]]] = defaultdict(set)
-        for node in fleet.nodes:
-            kinds = {(device.model, device.memory_mib, device.tflops) for device in node.devices}
-            self._kinds[node.host] |= kinds
-            self._kinds[None] |= kinds
-        self._cached_shares: dict[GpuRequest, tuple[int, ...]] = {}
+        self._most = MostTaken(fleet)
         self._leases: dict[LeaseId, Lease] = {}
         #: milli-GPU by team and model: whole numbers, since sums of parts would drift
         self._held: defaultdict[Team, Counter[str]] = defaultdict(Counter)
         #: the same of claims that are assumed to be granted
         self._assumed: defaultdict[Team, Counter[str]] = defaultdict(Counter)
+        #: what open offers would add to teams, by lease: within limits, but not theirs yet
+        self._offered: dict[LeaseId, tuple[Team, int]] = {}
         self._cached_borrowed: frozenset[LeaseId] | None = None
         self._moved: set[Team] = set()
         for lease in leases:
@@ -84,6 +80,15 @@ class FairShare:
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
             self._add(lease, -1)
+
+    def offer(self, lease_id: LeaseId, milli: int) -> None:
+        """Count what a lease would hold in all by the move that it is offered; 0 = it is offered none."""
+        gone = self._offered.pop(lease_id, None)
+        if gone is not None:
+            self._moved.add(gone[0])  # its claims may start
+        lease = self._leases.get(lease_id)
+        if lease is not None and milli > sum(lease.milli):
+            self._offered[lease_id] = team_of(lease), milli - sum(lease.milli)
 
     @property
     def has_moved(self) -> bool:
@@ -107,6 +112,11 @@ class FairShare:
         """Return how many devices a team holds, parts included."""
         return (self._held[team].total() + self._assumed[team].total()) / WHOLE_DEVICE
 
+    def taken(self, team: Team) -> float:
+        """Return how many devices count on a team's limit: what it holds and is offered."""
+        offered = sum(milli for of, milli in self._offered.values() if of == team) if self._offered else 0
+        return self.held(team) + offered / WHOLE_DEVICE
+
     def owned(self, team: Team) -> float:
         """Return a team's quota in devices; a share is one of the whole fleet."""
         quota = self._quotas.of(team)
@@ -124,21 +134,7 @@ class FairShare:
 
     def asked(self, request: GpuRequest) -> float:
         """Return the devices that a request needs at most, parts included; spares are what is left over."""
-        return request.gpus * max(self._shares(request)) / WHOLE_DEVICE
-
-    def _shares(self, request: GpuRequest) -> tuple[int, ...]:
-        """Return what a member would take of a device of each kind that suits."""
-        if not request.is_by_memory:
-            return (request.milli,)
-        found = self._cached_shares.get(request)
-        if found is None:
-            found = tuple(
-                request.milli_on(memory_mib)
-                for model, memory_mib, tflops in self._kinds.get(request.host, ())
-                if accepts(request, model=model, memory_mib=memory_mib, tflops=tflops)
-            ) or (request.milli,)
-            self._cached_shares[request] = found
-        return found
+        return request.gpus * self._most.milli(request) / WHOLE_DEVICE
 
     # -- order
     def place(self, claim: Claim, rank: Rank) -> Place:
@@ -159,7 +155,7 @@ class FairShare:
         """Assume that a claim is granted somewhere: it counts on each of its models by its part of them."""
         models = {canonical_model(model) for model in claim.request.models} or set(self._total)
         present = {model: self._total[model] for model in sorted(models) if self._total[model]}
-        milli = claim.request.gpus * max(self._shares(claim.request))
+        milli = claim.request.gpus * self._most.milli(claim.request)
         for model, number in present.items():
             self._assumed[claim.team][model] += round(milli * number / sum(present.values()))
 
@@ -171,24 +167,26 @@ class FairShare:
     def is_over_limit(self, claim: Claim) -> bool:
         """Return whether the team's limit keeps a claim from starting now."""
         limit = self._quotas.of(claim.team).limit
-        return limit is not None and self.held(claim.team) + self.asked(claim.request) > limit + 1e-9
+        return limit is not None and self.taken(claim.team) + self.asked(claim.request) > limit + 1e-9
 
     def room(self, claim: Claim) -> int:
         """Return how many more devices the claim may have, spares included."""
         limit = self._quotas.of(claim.team).limit
         if limit is None:
             return sys.maxsize
-        free = int((limit - self.held(claim.team)) * WHOLE_DEVICE + 1e-6)
-        return max(0, free // max(self._shares(claim.request)))
+        free = int((limit - self.taken(claim.team)) * WHOLE_DEVICE + 1e-6)
+        return max(0, free // self._most.milli(claim.request))
 
     def growth_refusal(self, lease: Lease, milli: int) -> str | None:
         """Return why the team's limit keeps a lease from holding so much; None = it does not."""
         team, more = team_of(lease), (milli - sum(lease.milli)) / WHOLE_DEVICE
         limit = self._quotas.of(team).limit
-        if limit is None or more <= 0 or self.held(team) + more <= limit + 1e-9:
+        own = self._offered.get(lease.id, (team, 0))[1] / WHOLE_DEVICE  # the new move is instead of that one
+        taken = self.taken(team) - own
+        if limit is None or more <= 0 or taken + more <= limit + 1e-9:
             return None
         return (
-            f"asked {more:g} device(s) more; team {team} holds {self.held(team):g} and may have {limit:g}; "
+            f"asked {more:g} device(s) more; team {team} holds {taken:g} and may have {limit:g}; "
             "ask when the team gives devices back, or raise its limit"
         )
 
@@ -202,7 +200,7 @@ class FairShare:
             unblocks = self._way_out(claim.request)
         return Reason(
             ReasonCode.OVER_QUOTA,
-            f"asked {reasons.asked(claim.request)}; team {claim.team} holds {self.held(claim.team):g} "
+            f"asked {reasons.asked(claim.request)}; team {claim.team} holds {self.taken(claim.team):g} "
             f"and may have {limit:g}; {unblocks}",
         )
 

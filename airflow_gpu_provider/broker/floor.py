@@ -79,7 +79,15 @@ class Floor:
     @property
     def is_dirty(self) -> bool:
         """Whether something happened since the last `take_dirty`."""
-        return bool(self._dirty) or self.share.has_moved
+        return self.has_freed or self.share.has_moved
+
+    @property
+    def has_freed(self) -> bool:
+        """Whether devices came free or claims came since then: without that, nobody more can start.
+
+        A team that got more stands further back; that lets nobody start who could not before.
+        """
+        return bool(self._dirty)
 
     def take_dirty(self) -> int:
         """Return the kinds to which something happened since the last call."""

@@ -153,6 +153,7 @@ class Holdings:
         """Keep what an offer needs beyond its lease, and return that."""
         part = part_of_offer(self._layout, offer)
         self._offers[offer.lease_id] = (offer, part)
+        self._share.offer(offer.lease_id, sum(offer.milli))
         return part
 
     def offer_of(self, lease_id: LeaseId) -> Offer | None:
@@ -167,6 +168,7 @@ class Holdings:
     def let_go(self, lease_id: LeaseId) -> Part | None:
         """Forget the offer of a lease and return what it kept; None = there is none."""
         found = self._offers.pop(lease_id, None)
+        self._share.offer(lease_id, 0)
         return None if found is None else found[1]
 
     # -- time

@@ -8,7 +8,7 @@ own different reservations. The next step is the turn of `engine.Engine`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -125,6 +125,27 @@ class Pending:
                 if of_class.queue:
                     order.add(number, of_class.first, of_class.rank)
         return taken
+
+    def all(self) -> Iterator[Claim]:
+        """Yield the claims, class by class."""
+        return (claim for of_class in self.classes.values() for _, claim in reversed(of_class.queue))
+
+    def of_kinds_of_work(self, kinds: Set[str]) -> list[Claim]:
+        """Return the claims of these kinds of work."""
+        return [claim for claim in self.all() if claim.request.task_class in kinds]
+
+    def owned_otherwise(self, owned_by: Callable[[Claim], frozenset[str]]) -> list[Claim]:
+        """Return the claims that own other reservations than those of their class."""
+        found: dict[tuple[str | None, str | None], frozenset[str]] = {}
+        moved = []
+        for of_class in self.classes.values():
+            for _, claim in of_class.queue:
+                who = claim.team, claim.dag_id
+                if who not in found:
+                    found[who] = owned_by(claim)
+                if found[who] != of_class.owned:
+                    moved.append(claim)
+        return moved
 
     def ordered(self, share: FairShare, limit: int | None = None) -> list[Claim]:
         """Return all claims, or the first ones, the next one first."""

@@ -48,6 +48,10 @@ class Wish:
     gpus: int | None = None
     leave: tuple[DeviceId, ...] = ()  #: the devices whose members go, with ``gpus``
 
+    def is_more(self, request: GpuRequest) -> bool:
+        """Return whether it asks for more than a lease is now."""
+        return (self.memory_mib or 0) > request.memory_mib or (self.gpus or 0) > request.gpus
+
 
 def resize(
     lease: Lease,

@@ -18,7 +18,6 @@ import numpy as np
 
 from airflow_gpu_provider.broker.flavors import FLAVORS, Flavor, canonical_model, tflops
 from airflow_gpu_provider.broker.layout import FloatArray
-from airflow_gpu_provider.broker.matching import match_degree
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,6 @@ class Speeds:
         if speed is None:
             return rating
         return speed * (rating / whole) if rating > 0 and whole > 0 else speed
-
-    def degree(self, model: str, rating: float, min_tflops: float) -> float:
-        """Return how well a model matches: against what is asked, or else against the best that is known.
-
-        Without a wish the fastest measured model is the measure; where nothing is measured, all match.
-        """
-        required = min_tflops if min_tflops > 0 else max(self.by_model.values(), default=0.0)
-        return match_degree(self.of(model, rating), required)
 
 
 UNKNOWN = Speeds()
@@ -125,33 +116,6 @@ class ThroughputTable:
             return UNKNOWN
         return Speeds(self._on_rating_scale(measured), {m: tflops(m, self._flavors) for m in measured})
 
-    def degree(self, task_class: str | None, model: str, min_tflops: float, now: datetime) -> float:
-        """Return the match degree of a model for a class, measured where it is known."""
-        return self.speeds(task_class, now).degree(model, tflops(model, self._flavors), min_tflops)
-
-    def costs(
-        self, task_class: str | None, mix: Mapping[str | None, float], leased: float, now: datetime
-    ) -> Mapping[str, float]:
-        """Return what each model costs a class, for each milli-GPU asked; empty = nothing is known of it.
-
-        What it loses there against its best model, plus the price of the model: what the classes of the
-        ``mix`` (by weight) would reach on it. So those that gain least from a fast model leave it to others,
-        though for each alone it is the fastest. The price grows with the square of the ``leased`` share 0..1
-        of the fleet, since on an empty one nobody is waiting for what is left to him. In a simulated queue of
-        four classes on three models, completion took 5 to 13 % less than on the fastest free model from half
-        load up, and as long below.
-        """
-        mine = self.speeds(task_class, now).by_model
-        if not mine:
-            return {}
-        measured = {each: self.speeds(each, now).by_model for each in mix}
-        costs = {
-            model: 1.0 - speed / max(mine.values()) + leased**2 * _price(model, mix, measured)
-            for model, speed in mine.items()
-        }
-        least = min(costs.values())
-        return {model: cost - least for model, cost in costs.items()}
-
     def measured(self, now: datetime) -> Iterator[Measured]:
         """Yield what is known of every class and model, whether it counts or not."""
         for task_class in sorted(self._runs):
@@ -213,14 +177,3 @@ class ThroughputTable:
         low = logs[order][np.searchsorted(reached, half * (1 - 1e-9))]
         high = logs[order][min(len(logs) - 1, np.searchsorted(reached, half * (1 + 1e-9)))]
         return float((low + high) / 2)
-
-
-def _price(
-    model: str, mix: Mapping[str | None, float], measured: Mapping[str | None, Mapping[str, float]]
-) -> float:
-    """Return what the classes of a mix reach on a model, against their best; of those measured on it."""
-    known = [each for each in mix if model in measured[each]]
-    weight = sum(mix[each] for each in known)
-    if weight <= 0:
-        return 0.0
-    return sum(mix[each] * measured[each][model] / max(measured[each].values()) for each in known) / weight

@@ -81,7 +81,8 @@ def change(request: Change, desk: Desk, draft: Draft) -> Entry | None:
     entry, held = held_entry(request.lease_id, request.epoch, desk)
     assert desk.engine is not None
     # What was given back a moment ago is for those who wait, before it is for a lease that grows.
-    if isinstance(request, Resize) and not desk.engine.is_settled:
+    is_more = isinstance(request, Resize) and request.wish.is_more(entry.lease().request)
+    if is_more and not desk.engine.is_settled:
         return None
     if draft.touches(entry.claim_id, task_of(entry.body.key)):
         return None

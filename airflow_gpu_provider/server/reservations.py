@@ -59,9 +59,12 @@ class Reservations:
         return {each.reservation.id: each.devices for each in self._stored}
 
     def kept(self) -> tuple[Kept, ...]:
-        """Return which devices are kept now."""
-        open_ones, now = self.not_over(), self._clock()
-        return keep(open_ones, self._fleet(now), self._leases(), now, self.chosen()) if open_ones else ()
+        """Return which devices are kept now, as the leader chose; where it did not yet, as it would."""
+        now = self._clock()
+        open_ones = tuple(each for each in self._stored if each.reservation.ends_at > now)
+        if all(each.devices for each in open_ones):
+            return open_ones  # `keep` looks at every device and lease, and this is asked with each retry
+        return keep(self.not_over(), self._fleet(now), self._leases(), now, self.chosen())
 
     def closed_to(self, claim: Claim) -> frozenset[DeviceId]:
         """Return the devices that a claim may not be given now."""

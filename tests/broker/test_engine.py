@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
+from airflow_gpu_provider.broker import admission, diagnosis, most_taken
 from airflow_gpu_provider.broker.cycle import decide
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import (
@@ -18,6 +21,7 @@ from airflow_gpu_provider.broker.model import (
     ReasonCode,
 )
 from airflow_gpu_provider.broker.quota import Quota, Quotas
+from airflow_gpu_provider.broker.reservation import Reservation
 from airflow_gpu_provider.broker.throughput import Speeds
 
 from .builders import (
@@ -209,3 +213,59 @@ def test_many_tasks_that_ask_the_same_are_one_class_until_something_is_learned_o
     engine.learn({"dag.task3": Speeds({"A100": 1.0})})
     engine.turn(NOW)
     assert sorted(len(each.queue) for each in engine._pending.classes.values()) == [1, 4]
+
+
+def _of_class(name: str, task_class: str) -> Claim:
+    return claim(name, task_class=task_class)
+
+
+def test_only_claims_of_kinds_of_work_that_became_known_are_judged_anew() -> None:
+    queue = [_of_class("a", "a"), _of_class("b", "b"), claim("plain")]
+    engine = Engine(POLICY, fleet(1, 1), singles(1), queue)
+    engine.turn(NOW)
+    engine.learn({"a": Speeds({"A100": 9.0, "V100": 1.0})})
+    assert [each.id for each in engine._intake] == ["a"]
+    engine.turn(NOW)
+    engine.learn({"a": Speeds({"A100": 8.0, "V100": 1.0}), "b": Speeds({"A100": 8.0, "V100": 1.0})})
+    assert [each.id for each in engine._intake] == ["b"]
+    engine.turn(NOW)
+    assert {each.claim_id for each in engine.waiting(NOW)} == {"a", "b", "plain"}
+
+
+def test_only_claims_whose_reservations_changed_are_judged_anew() -> None:
+    queue = [replace(claim(name), team=team) for name, team in (("v", "vision"), ("t", "text"))]
+    engine = Engine(POLICY, fleet(1, 2), singles(2), queue)
+    engine.turn(NOW)
+    window = Reservation("r", NOW + TTL, NOW + 9 * TTL, by="ann", team="vision", number=1)
+    engine.reserve([window])
+    assert [each.id for each in engine._intake] == ["v"]
+    engine.turn(NOW)
+    engine.reserve([])
+    assert [each.id for each in engine._intake] == ["v"]
+
+
+def test_prices_do_not_depend_on_when_something_was_learned() -> None:
+    learned = {"a": Speeds({"A100": 9.0, "V100": 1.0})}
+    some = fleet_of(node("a", 1, "A100"), node("v", 1, "V100"))
+    early, late = (Engine(POLICY, some, learned=each) for each in (learned, None))
+    for engine in (early, late):
+        for number in range(3):
+            engine.submit(_of_class(f"c{number}", "a"))
+        engine.turn(NOW)
+        engine.learn(learned)
+    prices = [
+        each.stream.speed_costs(each.floor.layout).of(request(task_class="b"), 1.0) for each in (early, late)
+    ]
+    assert prices[0] is not None and prices[0].tolist() == prices[1].tolist()
+
+
+def test_what_is_remembered_of_claims_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, most in ((admission, "_VERDICTS"), (diagnosis, "_CLASSES"), (most_taken, "_REQUESTS")):
+        monkeypatch.setattr(module, most, 3)
+    shares = [replace(claim(f"c{number}", memory_mib=number + 1, milli=125), team="a") for number in range(9)]
+    engine = Engine(POLICY, fleet(1, 1), singles(1), shares, quotas=Quotas({"a": Quota(1)}))
+    engine.turn(NOW)
+    assert len(engine.waiting(NOW)) == 9
+    floor = engine.floor
+    for cached in (floor.admission._verdicts, floor.outlook._cached, floor.share._most._cached):
+        assert 0 < len(cached) <= 3

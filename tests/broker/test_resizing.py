@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from airflow_gpu_provider.broker.engine import Engine
-from airflow_gpu_provider.broker.model import Claim, CyclePolicy, DeviceId, Fleet, Lease
+from airflow_gpu_provider.broker.model import Claim, CyclePolicy, DeviceId, Fleet, Lease, ReasonCode
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizeRefused
 from airflow_gpu_provider.broker.quota import Quota, Quotas
 from airflow_gpu_provider.broker.resize import Wish
@@ -177,3 +177,40 @@ def test_the_match_degree_is_that_of_the_weakest_member_it_has_now() -> None:
     grown = engine.resizing.resize(held.id, Wish(gpus=2), NOW)
     assert isinstance(grown, Resized)
     assert engine.resizing.match_degree(grown.lease) < 1.0
+
+
+def _of_team(name: str, devices: str, **more: object) -> Lease:
+    return replace(lease(name, devices, **more), claim=replace(claim(name), team="vision"))  # type: ignore[arg-type]
+
+
+def test_what_an_open_move_would_add_counts_at_the_limit_of_its_team() -> None:
+    half = {"memory_mib": A100_GIB * 512, "milli": 125}
+    mine, other = _of_team("x", "n0/0", **half), lease("y", "n0/0", milli=500)
+    engine = Engine(CyclePolicy(), fleet(1, 3), [mine, other], quotas=Quotas({"vision": Quota(1, limit=1)}))
+    engine.turn(NOW)
+    offer = engine.resizing.resize(mine.id, wish_gib(A100_GIB * 3 // 4), NOW)
+    assert isinstance(offer, Offer)
+    assert engine.resizing.resize(mine.id, wish_gib(A100_GIB * 3 // 4), NOW) == offer, "it counts once"
+    engine.submit(replace(claim("more", milli=500), team="vision"))
+    assert engine.turn(NOW).placements == ()
+    assert engine.waiting(NOW)[0].reason.code is ReasonCode.OVER_QUOTA
+    engine.resizing.decline(mine.id)
+    assert [each.claim_id for each in engine.turn(NOW).placements] == ["more"]
+    engine.validate()
+
+
+def test_what_teams_were_given_in_a_turn_does_not_keep_leases_from_changing() -> None:
+    engine = Engine(CyclePolicy(), fleet(1, 4), [_of_team("x", "n0/0")], quotas=Quotas({"vision": Quota(4)}))
+    for number in range(2):
+        engine.submit(replace(claim(f"c{number}"), team="vision"))
+        assert not engine.is_settled
+        (placement,) = engine.turn(NOW).placements
+        assert engine.is_settled, "nobody more can start since a team got more"
+        engine.granted(placement, _of_team(f"l{number}", placement.devices[0]))
+        assert engine.is_settled
+
+
+def test_a_wish_for_less_or_as_much_is_no_wish_for_more() -> None:
+    held = lease("x", "n0/0 n0/1", memory_mib=8).request
+    assert [wish.is_more(held) for wish in (Wish(gpus=3), Wish(memory_mib=9))] == [True, True]
+    assert not any(wish.is_more(held) for wish in (Wish(gpus=2), Wish(gpus=1), Wish(memory_mib=8), Wish()))

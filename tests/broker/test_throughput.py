@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.broker.flavors import tflops
 from airflow_gpu_provider.broker.layout import Layout
-from airflow_gpu_provider.broker.matching import candidates
+from airflow_gpu_provider.broker.matching import candidates, match_degree
 from airflow_gpu_provider.broker.throughput import UNKNOWN, Throughput, ThroughputPolicy, ThroughputTable
 
 from .builders import NOW, fleet_of, node, request
@@ -27,32 +27,39 @@ def runs(
     ]
 
 
+def degree(table: ThroughputTable, task_class: str | None, model: str, asked: float) -> float:
+    """Return how well a model matches: against what is asked, else against the best that is known."""
+    speeds = table.speeds(task_class, NOW)
+    required = asked or max(speeds.by_model.values(), default=0.0)
+    return match_degree(speeds.of(model, tflops(model)), required)
+
+
 def test_without_measurements_the_ratings_decide() -> None:
     table = ThroughputTable()
     assert table.speeds("render", NOW) == UNKNOWN
-    assert round(table.degree("render", "V100", 35, NOW), 2) == 0.43
-    assert table.degree("render", "V100", 0, NOW) == 1.0
-    assert table.degree(None, "A100", 35, NOW) == 1.0
+    assert round(degree(table, "render", "V100", 35), 2) == 0.43
+    assert degree(table, "render", "V100", 0) == 1.0
+    assert degree(table, None, "A100", 35) == 1.0
 
 
 def test_work_that_is_as_fast_on_the_weaker_model_matches_both_alike() -> None:
     table = ThroughputTable([*runs("A100", 10), *runs("V100", 10)])
     a100, v100 = (table.speeds("render", NOW).of(model, tflops(model)) for model in ("A100", "V100"))
     assert a100 / v100 == pytest.approx(1.0, abs=0.1)
-    assert table.degree("render", "V100", 15, NOW) == 1.0
-    assert table.degree("render", "V100", 0, NOW) > 0.9
+    assert degree(table, "render", "V100", 15) == 1.0
+    assert degree(table, "render", "V100", 0) > 0.9
 
 
 def test_the_ratio_of_measured_speeds_becomes_the_ratio_of_degrees() -> None:
     table = ThroughputTable([*runs("A100", 100, 64), *runs("V100", 20, 64)])
-    degree = {model: table.degree("render", model, 0, NOW) for model in ("A100", "V100")}
-    assert degree["A100"] == 1.0
-    assert degree["V100"] == pytest.approx(0.2, abs=0.02)
+    found = {model: degree(table, "render", model, 0) for model in ("A100", "V100")}
+    assert found["A100"] == 1.0
+    assert found["V100"] == pytest.approx(0.2, abs=0.02)
 
 
 def test_other_classes_are_not_touched() -> None:
     table = ThroughputTable([*runs("A100", 10), *runs("V100", 10)])
-    assert round(table.degree("tuning", "V100", 35, NOW), 2) == 0.43
+    assert round(degree(table, "tuning", "V100", 35), 2) == 0.43
 
 
 def test_too_few_runs_and_one_model_alone_say_nothing() -> None:
@@ -77,7 +84,7 @@ def test_a_wild_run_moves_nothing_much() -> None:
 
 def test_old_runs_fade_behind_new_ones() -> None:
     table = ThroughputTable([*runs("A100", 10), *runs("V100", 1, 20, days_ago=120), *runs("V100", 10, 20)])
-    assert table.degree("render", "V100", 0, NOW) > 0.9
+    assert degree(table, "render", "V100", 0) > 0.9
     assert table.speeds("render", NOW + timedelta(days=365)) == UNKNOWN
 
 
@@ -105,28 +112,6 @@ def test_measured_speeds_order_the_candidates_and_leave_the_hard_filters_alone()
     assert free.degree.tolist() == [1.0, 1.0], "no wish is always met"
 
 
-def test_the_fast_model_is_dear_to_the_class_that_gains_least_from_it() -> None:
-    table = ThroughputTable(
-        [
-            *runs("V100", 100, 64, task_class="gains"),
-            *runs("K80", 10, 64, task_class="gains"),
-            *runs("V100", 12, 64, task_class="hardly"),
-            *runs("K80", 10, 64, task_class="hardly"),
-        ]
-    )
-    even = {"gains": 1.0, "hardly": 1.0}
-    gains, hardly = (table.costs(each, even, 1.0, NOW) for each in ("gains", "hardly"))
-    assert min(gains, key=lambda each: gains[each]) == "V100"
-    assert min(hardly, key=lambda each: hardly[each]) == "K80"
-    alone = table.costs("hardly", {"hardly": 1.0}, 1.0, NOW)
-    assert alone["V100"] == pytest.approx(alone["K80"], abs=0.01), "nobody else wants it"
-    idle = table.costs("hardly", even, 0.0, NOW)
-    assert min(idle, key=lambda each: idle[each]) == "V100", "nobody else needs it now"
-    assert table.costs("unseen", even, 1.0, NOW) == table.costs(None, even, 1.0, NOW) == {}
-    assert table.costs("gains", {}, 1.0, NOW)["V100"] == 0.0
-    assert table.costs("gains", {None: 1.0}, 1.0, NOW)["V100"] == 0.0
-
-
 models = st.sampled_from(["A100", "V100", "H100", "K80", "X-1"])
 seen = st.lists(
     st.tuples(models, st.floats(0.01, 1e4), st.integers(1, 12)).map(lambda each: runs(*each)), max_size=8
@@ -147,8 +132,8 @@ def test_a_degree_lies_between_nothing_and_full_and_the_best_model_is_full(
     some: list[Throughput], model: str, asked: float
 ) -> None:
     table = ThroughputTable(some, ThroughputPolicy())
-    assert 0.0 <= table.degree("render", model, asked, NOW) <= 1.0
+    assert 0.0 <= degree(table, "render", model, asked) <= 1.0
     speeds = table.speeds("render", NOW).by_model
     if speeds:
         best = max(speeds, key=lambda each: speeds[each])
-        assert table.degree("render", best, 0, NOW) == 1.0
+        assert degree(table, "render", best, 0) == 1.0

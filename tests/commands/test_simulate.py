@@ -12,11 +12,14 @@ import pytest
 
 from airflow_gpu_provider import scenes, what_if
 from airflow_gpu_provider.broker.engine import Engine
-from airflow_gpu_provider.broker.model import CyclePolicy
+from airflow_gpu_provider.broker.model import CyclePolicy, Fleet
+from airflow_gpu_provider.broker.reservation import Kept, Reservation
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.rows import LeaseRow
+from airflow_gpu_provider.scenes import Scene
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.simulation import policies
+from airflow_gpu_provider.simulation.task import START
 from airflow_gpu_provider.wire import RequestBody, TaskKey
 from airflow_gpu_provider.wishes import ReservationBody
 from tests.commands.test_commands import airflow, rows
@@ -203,3 +206,10 @@ def test_what_overran_its_promise_is_taken_to_end_soon(age_s: float, left_s: flo
 )
 def test_lengths_for_people(seconds: float | None, text: str) -> None:
     assert what_if.length(seconds) == text
+
+
+def test_the_simulated_broker_wakes_at_the_notice_that_the_installation_set() -> None:
+    start = START + timedelta(hours=2)
+    window = Reservation("r", start, start + timedelta(hours=1), by="ann", team="vision", number=1)
+    scene = Scene(Fleet(), (), reservations=(Kept(window, frozenset()),))
+    assert list(scene.wakes_s(timedelta(minutes=5))) == [6900, 7200, 10_800]

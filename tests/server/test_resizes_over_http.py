@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker, utc_now
@@ -263,3 +264,11 @@ def test_a_resized_lease_is_the_same_after_the_tables_are_loaded_again(
     good(change(tasks, lease, "accept", offer_id=offer["offer_id"]))
     moved = good(change(tasks, lease, "commit", offer_id=offer["offer_id"]))["lease"]
     assert sorted(ids(moved)) == ["GPU-n2-0", "GPU-n2-1"]
+
+
+def test_less_is_given_back_while_the_turns_never_settle(
+    tasks: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = submit(tasks, ask("train", gpus=2))["lease"]
+    monkeypatch.setattr(Engine, "is_settled", property(lambda engine: False))
+    assert len(ids(good(change(tasks, held, "resize", gpus=1))["lease"])) == 1
