@@ -36,6 +36,10 @@ _INT32 = 2**31 - 1
 DONE = "done"
 #: outcome of work that stopped for other work, and how its lease ended: its claim waits again
 PREEMPTED = "preempted"
+#: why a renewal is refused: the task ended while its work went on without its worker
+TASK_OVER = "task_over"
+#: why a renewal is refused: a later try of the task holds the lease
+PASSED_ON = "passed_on"
 
 
 def no_nul(text: str) -> str:
@@ -144,6 +148,7 @@ class ClaimBody(Body):
     run_type: RunType = RunType.LIVE
     team: Name | None = None
     preemptible: bool = False
+    outlives_worker: bool = False  #: its work goes on while no worker runs the task, until the task is over
     completes: float | None = Field(None, ge=0, le=1)  # part of its DAG run that is done once it is
     ti_id: Annotated[str, Field(max_length=36), AfterValidator(no_nul)] | None = None
     owner: Annotated[str, Field(max_length=500), AfterValidator(no_nul)] | None = None

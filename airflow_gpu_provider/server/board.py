@@ -57,6 +57,7 @@ class Entry:
     expected_at: datetime | None = None
     impossible_since: datetime | None = None
     held: HeldDevices | None = None
+    over_since: datetime | None = None  #: its task is over, and its work has yet to stop
 
     def note(self, waiting: Waiting, expected_at: datetime | None) -> bool:
         """Note where the claim stands; return whether that is worth telling the other replicas."""
@@ -236,6 +237,7 @@ def entry_of(row: ClaimRow, held: StoredLease | None) -> Entry:
             run_type=RunType(row.run_type),
             team=row.team,
             preemptible=row.preemptible,
+            outlives_worker=row.outlives_worker,
             completes=row.completes,
             ti_id=row.ti_id,
             owner=row.owner,

@@ -18,7 +18,7 @@ from airflow_gpu_provider.exceptions import LeaseLost, NotResized
 from airflow_gpu_provider.server.board import Entry, task_of
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
 from airflow_gpu_provider.store.changes import NewOffer, NewShape, places_of
-from airflow_gpu_provider.wire import RequestBody
+from airflow_gpu_provider.wire import PASSED_ON, RequestBody
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.server.desk import Desk
@@ -71,7 +71,8 @@ def held_entry(lease_id: str, epoch: int, desk: Desk) -> tuple[Entry, HeldDevice
         raise LeaseLost(f"Lease {lease_id} has ended, or was never given.", reason="unknown_lease")
     if entry.held.epoch != epoch:
         raise LeaseLost(
-            f"Lease {lease_id} is in epoch {entry.held.epoch}; epoch {epoch} is over: a later try holds it."
+            f"Lease {lease_id} is in epoch {entry.held.epoch}; epoch {epoch} is over: a later try holds it.",
+            reason=PASSED_ON,
         )
     return entry, entry.held
 

@@ -29,7 +29,7 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.lead import Lead
 from airflow_gpu_provider.server.preempting import kept_leases
-from airflow_gpu_provider.server.reconciler import TaskStates, why_over
+from airflow_gpu_provider.server.reconciler import TaskStates, is_to_end, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.reservations import Reservations
 from airflow_gpu_provider.server.wakeup import Wakeup
@@ -269,8 +269,9 @@ class Leader(threading.Thread):
             log.exception("Airflow's task states could not be read")
             return
         for entry in entries:
-            reason = why_over(entry.body.key, states.get(task_of(entry.body.key)))
-            if reason:
+            state, outlives = states.get(task_of(entry.body.key)), entry.body.outlives_worker
+            reason = why_over(entry.body.key, state, outlives_worker=outlives)
+            if is_to_end(entry, reason, self._clock(), self._settings.lease_ttl_s) and reason:
                 log.info("Ending claim %s of %s: %s", entry.claim_id, entry.body.key.task_id, reason)
                 self._desk.ask(Cancel(entry.claim_id, reason))
 

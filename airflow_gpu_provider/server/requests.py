@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.broker.model import ClaimId, LeaseId
-from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost
 from airflow_gpu_provider.server.board import Entry, HeldDevices, task_of
 from airflow_gpu_provider.server.changes import (
     Change,
@@ -26,7 +26,7 @@ from airflow_gpu_provider.store.history import FinishedRun, finished_run
 from airflow_gpu_provider.store.rows import new_claim_row
 from airflow_gpu_provider.store.tries import PassedOn, may_pass_on
 from airflow_gpu_provider.store.turns import Overtaken
-from airflow_gpu_provider.wire import PREEMPTED, ClaimBody, ClaimState, ReleaseBody
+from airflow_gpu_provider.wire import PREEMPTED, TASK_OVER, ClaimBody, ClaimState, ReleaseBody
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.server.desk import Desk
@@ -195,6 +195,8 @@ def _collect(request: Collect, desk: Desk, draft: Draft) -> Entry | None:
 
 def _renew_or_release(request: Renew | Release, desk: Desk, draft: Draft) -> Entry | None:
     entry, held = held_entry(request.lease_id, request.epoch, desk)
+    if isinstance(request, Renew) and entry.over_since is not None:
+        raise LeaseLost(f"The task of lease {held.lease_id} is over: save and stop.", reason=TASK_OVER)
     if draft.touches(entry.claim_id, task_of(entry.body.key)):
         return None
     assert desk.engine is not None

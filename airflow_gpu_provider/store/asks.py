@@ -16,10 +16,9 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.store.endings import why_lost
 from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.leadership import database_now
-from airflow_gpu_provider.store.repository import why_lost
 from airflow_gpu_provider.store.tables import ask, lease
 from airflow_gpu_provider.store.turns import note_event
 
@@ -47,7 +46,7 @@ class AskStore:
         with writing(self._engine) as connection:
             row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
             if row is None or row.epoch != epoch or row.ended_at is not None:
-                raise LeaseLost(*why_lost(connection, lease_id, epoch))
+                raise why_lost(connection, lease_id, epoch)
             # By chance: SQLite gives the number of a question that was taken back to the next one, and the
             # leader may be about to answer the first.
             number = 1 + secrets.randbelow(_NUMBERS)

@@ -13,9 +13,10 @@ from datetime import datetime
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.script import Script, StepByStep, one_of
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
-from airflow_gpu_provider.wire import ClaimState
+from airflow_gpu_provider.wire import PASSED_ON, ClaimState
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +135,14 @@ _FREE = (
     .where(one_of(lease_device.c.lease_id, "ids"), lease_device.c.ended_at.is_(None))
     .values(ended_at=bindparam("now"))
 )
+
+
+def why_lost(connection: Connection, lease_id: str, epoch: int) -> LeaseLost:
+    """Return the error for a lease that is not live in this epoch."""
+    row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
+    if row is None:
+        return LeaseLost(f"The broker knows no lease {lease_id}.")
+    if row.epoch != epoch:
+        why = f"Lease {lease_id} is in epoch {row.epoch}; epoch {epoch} is over: a later try holds it."
+        return LeaseLost(why, reason=PASSED_ON)
+    return LeaseLost(f"Lease {lease_id} ended at {row.ended_at:%Y-%m-%d %H:%M:%S} UTC: {row.end_reason}.")

@@ -27,8 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from airflow_gpu_provider.exceptions import LeaseLost
-from airflow_gpu_provider.store.endings import end_lease
+from airflow_gpu_provider.store.endings import end_lease, why_lost
 from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
 from airflow_gpu_provider.store.preemptions import Kept, kept_for, release_preempted
@@ -45,7 +44,14 @@ from airflow_gpu_provider.store.script import StepByStep
 from airflow_gpu_provider.store.tables import claim, lease, lease_device, run
 from airflow_gpu_provider.store.tries import PassedOn, failed_devices, may_pass_on, pass_on
 from airflow_gpu_provider.store.turns import Overtaken, note_event
-from airflow_gpu_provider.wire import PREEMPTED, ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import (
+    PREEMPTED,
+    ClaimBody,
+    ClaimState,
+    ReleaseBody,
+    RequestBody,
+    TaskKey,
+)
 
 
 class Repository:
@@ -218,7 +224,7 @@ class Repository:
             if row is not None:
                 note_event(connection, row.claim_id)
                 return row
-            raise LeaseLost(*why_lost(connection, lease_id, epoch))
+            raise why_lost(connection, lease_id, epoch)
 
     def release(self, lease_id: str, body: ReleaseBody, *, now: datetime, device_of: DeviceOf) -> bool:
         """Give a lease back; return False when it had ended already. Raise LeaseLost for an old epoch."""
@@ -226,7 +232,7 @@ class Repository:
             of_id = select(lease).where(lease.c.id == lease_id).with_for_update()
             row = connection.execute(of_id).one_or_none()
             if row is None or row.epoch != body.epoch:
-                raise LeaseLost(*why_lost(connection, lease_id, body.epoch))
+                raise why_lost(connection, lease_id, body.epoch)
             note_event(connection, row.claim_id)
             if body.outcome == PREEMPTED:
                 ended = Overtaken(f"lease {lease_id} ended meanwhile")
@@ -288,13 +294,3 @@ def _same_task(key: TaskKey) -> ColumnElement[bool]:
 
 def _same_try(key: TaskKey) -> ColumnElement[bool]:
     return and_(_same_task(key), claim.c.try_number == key.try_number)
-
-
-def why_lost(connection: Connection, lease_id: str, epoch: int) -> tuple[str]:
-    """Return the sentence for a lease that is not live in this epoch."""
-    row = connection.execute(select(lease).where(lease.c.id == lease_id)).one_or_none()
-    if row is None:
-        return (f"The broker knows no lease {lease_id}.",)
-    if row.epoch != epoch:
-        return (f"Lease {lease_id} is in epoch {row.epoch}; epoch {epoch} is over: a later try holds it.",)
-    return (f"Lease {lease_id} ended at {row.ended_at:%Y-%m-%d %H:%M:%S} UTC: {row.end_reason}.",)

@@ -64,6 +64,7 @@ def new_claim_row(
         "excluded": sorted(excluded),
         "team": body.team,
         "preemptible": body.preemptible,
+        "outlives_worker": body.outlives_worker,
         "completes": body.completes,
         "preemptions": 0,
         "preempted_by": [],

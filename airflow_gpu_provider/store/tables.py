@@ -83,6 +83,7 @@ claim = Table(
     Column("excluded", JSON, nullable=False),  # device ids
     Column("team", String(250), nullable=True),
     Column("preemptible", Boolean, nullable=False),
+    Column("outlives_worker", Boolean, nullable=False),
     Column("completes", Float, nullable=True),  # part of its DAG run that is done once it is
     Column("preemptions", Integer, nullable=False),
     Column("preempted_by", JSON, nullable=False),  # claim ids

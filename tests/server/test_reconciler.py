@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 
 import pytest
 
 from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.reports import ReportBody
+from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import TaskId
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.reconciler import TaskState, why_over
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, RequestBody, TaskKey
+from airflow_gpu_provider.wire import TASK_OVER, ClaimBody, ClaimState, RenewBody, RequestBody, TaskKey
 
 from .conftest import report
 
@@ -77,3 +80,71 @@ def test_leases_and_claims_of_ended_tasks_end_and_others_stay(settings: Settings
         assert not any(task[2] == "no task" for tasks in asked for task in tasks)
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("state", ["running", "deferred", "queued", "up_for_retry", None])
+@pytest.mark.parametrize("try_number", [2, 3])
+def test_work_that_outlives_its_worker_lives_between_tries_and_in_a_later_one(
+    state: str | None, try_number: int
+) -> None:
+    assert why_over(KEY, TaskState(state, try_number), outlives_worker=True) is None
+
+
+@pytest.mark.parametrize(
+    "state, reason",
+    [
+        (TaskState("failed", 2), "task_failed"),
+        (TaskState("success", 3), "task_success"),
+        (TaskState("skipped", 2), "task_skipped"),
+        (TaskState("restarting", 2), "task_restarting"),
+        (None, "task_removed"),
+    ],
+)
+def test_work_that_outlives_its_worker_ends_with_its_task(state: TaskState | None, reason: str) -> None:
+    assert why_over(KEY, state, outlives_worker=True) == reason
+
+
+def test_work_without_a_worker_is_told_to_save_before_its_lease_is_ended(settings: Settings) -> None:
+    states = {}
+
+    def task_states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
+        return {task: TaskState(states.get(task, "up_for_retry"), 1) for task in tasks}
+
+    broker = Broker(settings, task_states=task_states)
+    broker.start()
+    broker.report(ReportBody(nodes=(report(gpus=1),)))
+    key = TaskKey(dag_id="d", run_id="r", task_id="trains", map_index=-1, try_number=1)
+    body = ClaimBody(key=key, request=RequestBody(gpus=1), ti_id="ti", outlives_worker=True)
+    try:
+        claim_id = asyncio.run(broker.submit(body, is_attended=True)).claim_id
+        until(lambda: asyncio.run(broker.collect(claim_id)).held is not None, "granted")
+        lease = asyncio.run(broker.collect(claim_id)).held
+        assert lease is not None
+        secret = lease_secret(broker.signing_key, lease.lease_id, lease.epoch)
+        renewal = RenewBody(secret=secret, epoch=lease.epoch)
+        broker.leader._reconcile()
+        asyncio.run(broker.renew(lease.lease_id, renewal))
+        states[("d", "r", "trains", -1)] = "failed"
+        broker.leader._reconcile()
+        with pytest.raises(LeaseLost, match="save and stop") as refused:
+            asyncio.run(broker.renew(lease.lease_id, renewal))
+        assert refused.value.reason == TASK_OVER
+        assert len(broker.repository.live_leases()) == 1, "the devices are not another's yet"
+        states[("d", "r", "trains", -1)] = "queued"
+        broker.leader._reconcile()
+        asyncio.run(broker.renew(lease.lease_id, renewal))
+        states[("d", "r", "trains", -1)] = "failed"
+        (entry,) = broker.desk.board.entries.values()
+        broker.leader._reconcile()
+        assert entry.over_since is not None
+        entry.over_since -= timedelta(seconds=2 * settings.lease_ttl_s)
+        until(lambda: not broker.repository.live_leases(), "ended though it did not stop")
+    finally:
+        broker.stop()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
