@@ -15,21 +15,20 @@ from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted
 from airflow_gpu_provider.launchers.base import TrainingRun
-from airflow_gpu_provider.launchers.local import LocalLauncher
+from airflow_gpu_provider.launchers.choice import check_launcher, find_launcher
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
+from airflow_gpu_provider.operators.script_output import ScriptOutput
+from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
 from airflow_gpu_provider.operators.training_plan import plan_training
 from airflow_gpu_provider.operators.training_progress import ProgressLog, end_run, failed_on
 from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import training_root
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.next_try import note_lost_lease
-from airflow_gpu_provider.training.plan import check_entrypoint
 from airflow_gpu_provider.training.run_folder import RunFolder
-from airflow_gpu_provider.training.slots import (
-    TrainingShape,
-    training_shape,
-)
+from airflow_gpu_provider.training.script import check_script_file
+from airflow_gpu_provider.training.slots import TrainingShape, training_shape
 from airflow_gpu_provider.wire import ClaimBody
 
 if TYPE_CHECKING:
@@ -40,12 +39,15 @@ if TYPE_CHECKING:
 
 class DistributedTrainingOperator(GpuLeasedOperator):
     """
-    Run ``train(ctx)`` in shards that synchronise every ``sync_interval`` steps.
+    Run ``train(ctx)`` in shards that synchronise every ``sync_interval`` steps, or a plain torch script.
 
     The XCom holds the final checkpoint, its digests, what happened to shards, and what ``train`` returned on
-    shard 0.
+    shard 0; of a script it holds the folder of its checkpoints and how often it was restarted.
 
-    :param entrypoint: the author's function as "package.module:function"
+    :param entrypoint: the author's function as "package.module:function"; or else
+    :param script: a script as torchrun runs it, "train.py" (beside the DAG file, or an absolute path) or
+        "-m package.module"; it is restarted as a whole and goes on from what it saved in AGP_CHECKPOINT_DIR
+    :param script_args: the script's arguments, a list (templated)
     :param task_request: the whole request as JSON text or a mapping (templated); it sets GPUs, cores, memory,
         priority, shards and synchronisation, and its dependencies become `ctx.params`
     :param shard_count: number of shards when there is no `task_request`; None: one for each GPU
@@ -59,6 +61,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param checkpoint_every: seconds between two checkpoints
     :param backend: "nccl", "gloo", or "auto": NCCL on GPUs, gloo on CPUs
     :param allow_non_finite_loss: go on when a shard reports a loss that is NaN or infinite
+    :param launcher: "local", or "auto" for the same: the worker's own host
+    :param join_timeout: seconds that a shard may take from its start to its loop
     :param seed: all randomness follows from it, the step and the shard
     """
 
@@ -68,6 +72,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         "shard_count",
         "sync_interval",
         "train_params",
+        "script_args",
         "redundancy",
         "checkpoint_dir",
     )
@@ -83,7 +88,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     def __init__(
         self,
         *,
-        entrypoint: str,
+        entrypoint: str | None = None,
+        script: str | None = None,
+        script_args: Sequence[Any] | str | None = None,
         task_request: str | Mapping[str, Any] | None = None,
         shard_count: int | str | None = None,
         sync_interval: int | str = 100,
@@ -93,11 +100,16 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         checkpoint_every: float = 30.0,
         backend: Literal["auto", "nccl", "gloo"] = "auto",
         allow_non_finite_loss: bool = False,
+        launcher: Literal["auto", "local", "kubernetes"] = "auto",
+        join_timeout: float = 1800.0,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.entrypoint = check_entrypoint(entrypoint)
+        check_code(entrypoint, script, script_args)
+        self.entrypoint = entrypoint
+        self.script = script
+        self.script_args = script_args
         self.task_request = task_request
         self.shard_count = shard_count
         self.sync_interval = sync_interval
@@ -107,9 +119,13 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.checkpoint_every = checkpoint_every
         self.backend = backend
         self.allow_non_finite_loss = allow_non_finite_loss
+        self.launcher = check_launcher(launcher)
+        self.join_timeout = join_timeout
         self.seed = seed
         self._run: TrainingRun | None = None
+        check_file_in_dag_folder(self)
         if not any(_is_late(getattr(self, name)) for name in self.template_fields):
+            script_of(self)
             self.build_request()
 
     def build_request(self) -> GpuRequest:
@@ -125,6 +141,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
     def claim_body(self, context: Context) -> ClaimBody:
         """Return what this try asks, with as many spares as history and the try before call for."""
+        if (script := script_of(self)) is not None:
+            check_script_file(script)
         self._needs = self._needs.looked_up(self, context)
         return super().claim_body(context)
 
@@ -134,8 +152,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._needs = self._needs.looked_up(self, context)
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = plan_training(self, context, lease, folder)
-        self._run = LocalLauncher().start(plan)
-        progress = ProgressLog(self._run, plan.paths, self.log)
+        self._run = find_launcher(self.launcher).start(plan)
+        output = ScriptOutput.of(plan, self.log)
+        progress = ProgressLog(self._run, plan.paths, self.log, output=output)
         try:
             record = progress.follow(lease)
         except LeaseLost as lost:
@@ -145,6 +164,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             raise
         finally:
             end_run(self._run)
+            progress.end()
         for device_id in record.suspect_devices:
             lease.report_failed_device(device_id)
         if (measured := progress.measured()) is not None:

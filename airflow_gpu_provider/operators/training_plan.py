@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.operators.training_code import script_of
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.slots import assign_slots
@@ -39,6 +40,7 @@ def plan_training(
         run_dir=folder.open_attempt(context["ti"].try_number),
         checkpoint_dir=folder.checkpoints,
         entrypoint=training.entrypoint,
+        script=script_of(training),
         params={**(asked.dependencies if asked else {}), **training.train_params},
         shard_count=shape.shards,
         sync_interval=shape.sync_interval,
@@ -50,6 +52,7 @@ def plan_training(
         threads_per_shard=threads_per_shard(shape.shards, training.cpu_cores),
         checkpoint_every_s=training.checkpoint_every,
         allow_non_finite_loss=training.allow_non_finite_loss,
+        join_timeout_s=training.join_timeout,
     )
 
 

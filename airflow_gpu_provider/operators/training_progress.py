@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
+from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.training.measurements import last_report
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
@@ -57,10 +58,13 @@ def end_run(run: TrainingRun) -> None:
 class ProgressLog:
     """Tells one run."""
 
-    def __init__(self, run: TrainingRun, paths: RunPaths, log: Logger) -> None:
+    def __init__(
+        self, run: TrainingRun, paths: RunPaths, log: Logger, *, output: ScriptOutput | None = None
+    ) -> None:
         self._run = run
         self._paths = paths
         self._log = log
+        self._output = output
         self._failures_told = 0
         self._takeovers_told = 0
         self._notes_told = 0
@@ -89,6 +93,8 @@ class ProgressLog:
             if not has_ended:  # a run that has ended has nothing left to give way with
                 lease.raise_if_ending()
             record = self._run.record()
+            if self._output is not None:
+                self._output.tell()
             if record is not None:
                 self._tell(record)
                 self._note_checkpoint(record, lease)
@@ -99,8 +105,15 @@ class ProgressLog:
             raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}", reason="broke_off")
         return record
 
+    def end(self) -> None:
+        """Tell what a script has printed since, also while it was being stopped."""
+        if self._output is not None:
+            self._output.end()
+
     def _note_checkpoint(self, record: RunRecord, lease: HeldLease) -> None:
         step = record.checkpoint.step if record.checkpoint else None
+        if record.script is not None:
+            step = record.script.saved_at_ns or None
         if step is not None and step != self._saved_step:
             self._saved_step = step
             lease.note_checkpoint()
@@ -127,7 +140,11 @@ class ProgressLog:
 
     def _tell_step(self, record: RunRecord) -> None:
         now = time.monotonic()
-        if record.state is not RunState.RUNNING or now - self._step_told_at < _STEP_EVERY_S:
+        if (
+            record.script is not None
+            or record.state is not RunState.RUNNING
+            or now - self._step_told_at < _STEP_EVERY_S
+        ):
             return
         self._step_told_at = now
         uid = next((uid for uid, rank in record.members.items() if rank == 0), "")

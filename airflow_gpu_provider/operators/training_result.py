@@ -16,6 +16,12 @@ from airflow_gpu_provider.training.run_file import RunRecord, RunState
 
 def training_result(record: RunRecord) -> dict[str, Any]:
     """Return the XCom of a run that succeeded; raise what tells Airflow whether to retry otherwise."""
+    if record.state is RunState.SUCCEEDED and record.script is not None:
+        return {
+            "checkpoint_dir": record.script.checkpoint_dir,
+            "restarts": record.script.restarts,
+            "failures": [failure.sentence for failure in record.failures],
+        }
     if record.state is not RunState.SUCCEEDED or record.checkpoint is None:
         failures = {f.rank: f.sentence for f in record.failures if f.rank is not None}
         error = WorkerGroupFailed(

@@ -88,6 +88,10 @@ def _supervise(plan: RunPlan, plan_file: Path, previous: RunRecord | None, *, gu
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # the shards inherit what is set here
     name_process("supervisor")
+    if plan.script is not None:
+        from airflow_gpu_provider.training.script_supervisor import ScriptSupervisor
+
+        return ScriptSupervisor(plan, plan.script, previous).run()
     from airflow_gpu_provider.training.supervisor import Supervisor
 
     return Supervisor(plan, plan_file, previous).run()
@@ -97,7 +101,8 @@ def main(plan_file: Path, parent_pid: int) -> int:
     """Run the plan for a process, which may have ended while this one started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     plan = RunPlan.model_validate_json(plan_file.read_text())
-    import_for_shards()
+    if plan.script is None:  # a script imports what it needs, in a process of its own
+        import_for_shards()
     return Guard(plan, plan_file, parent_pid).run()
 
 

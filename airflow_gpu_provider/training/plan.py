@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.script import Script
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -46,7 +47,8 @@ class RunPlan(BaseModel):
     run_id: str = Field(min_length=1)
     run_dir: Path  #: of this attempt: plan, run.json, logs, telemetry
     checkpoint_dir: Path  #: shared by all attempts of the run
-    entrypoint: str
+    entrypoint: str | None = None  #: the author's function, or
+    script: Script | None = None  #: his script
     params: dict[str, JsonValue] = {}
     shard_count: int = Field(ge=1)
     sync_interval: int = Field(ge=1)
@@ -76,13 +78,19 @@ class RunPlan(BaseModel):
 
     @field_validator("entrypoint")
     @classmethod
-    def _entrypoint_names_a_function(cls, value: str) -> str:
-        return check_entrypoint(value)
+    def _entrypoint_names_a_function(cls, value: str | None) -> str | None:
+        return None if value is None else check_entrypoint(value)
 
     @model_validator(mode="after")
     def _one_slot_per_rank(self) -> RunPlan:
         if len(self.member_slots) != self.shard_count:
             raise ValueError(f"{len(self.member_slots)} member slots for {self.shard_count} shards")
+        return self
+
+    @model_validator(mode="after")
+    def _one_thing_to_run(self) -> RunPlan:
+        if (self.entrypoint is None) == (self.script is None):
+            raise ValueError("give either an entrypoint or a script")
         return self
 
     @property

@@ -61,6 +61,14 @@ class Note(BaseModel):
     sentence: str
 
 
+class ScriptRecord(BaseModel):
+    """What is known of a script's run beyond its processes."""
+
+    checkpoint_dir: str
+    restarts: int = 0  #: of all its processes together
+    saved_at_ns: int = 0  #: when something in that folder changed last; 0 = never in this attempt
+
+
 class RunRecord(BaseModel):
     """All that run.json says."""
 
@@ -84,6 +92,7 @@ class RunRecord(BaseModel):
     notes: list[Note] = []  #: the newest of them; readers count from `notes_dropped`
     notes_dropped: int = 0
     checkpoint: CheckpointRecord | None = None
+    script: ScriptRecord | None = None  #: None: the run of an entrypoint
     result: JsonValue = None  #: what ``train`` returned on rank 0
     error: str | None = None
     hopeless: bool = False  #: the error would come back on a retry

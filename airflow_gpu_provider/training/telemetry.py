@@ -1,8 +1,9 @@
 """A shard's measurements: gathered in memory, appended to its own JSON lines file twice a second.
 
 The author's tensors are kept as they are and read when they are written, because reading one of a GPU waits
-for the GPU. After a fault steps are done again: a reader keeps the last line of each (shard, step). Next:
-whoever exports metrics reads them with `measurements`.
+for the GPU; an event says when its value is there, since another thread's stream knows nothing of that. After
+a fault steps are done again: a reader keeps the last line of each (shard, step). Next: whoever exports
+metrics reads them with `measurements`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Telemetry:
     def __init__(self, path: Path, uid: str) -> None:
         self._path = path
         self._uid = uid
-        self._lines: deque[dict[str, str | Number]] = deque()
+        self._lines: deque[dict[str, str | float | _Kept]] = deque()
         self._write_lock = threading.Lock()
         self._last_report_at = 0.0
         threading.Thread(target=self._flush_for_ever, name="telemetry", daemon=True).start()
@@ -47,9 +48,9 @@ class Telemetry:
 
     def event(self, kind: str, **values: str | Number) -> None:
         """Keep one line."""
-        line: dict[str, str | Number] = {"at": time.time(), "kind": kind, "uid": self._uid}
+        line: dict[str, str | float | _Kept] = {"at": time.time(), "kind": kind, "uid": self._uid}
         for name, value in values.items():
-            line[name] = value.detach() if isinstance(value, torch.Tensor) else value
+            line[name] = _Kept(value) if isinstance(value, torch.Tensor) else value
         self._lines.append(line)
 
     def flush(self) -> None:
@@ -75,5 +76,22 @@ class Telemetry:
             self.flush()
 
 
-def _plain(value: str | Number) -> str | float | int:
-    return value.item() if isinstance(value, torch.Tensor) else value
+class _Kept:
+    """A tensor to read later, in another thread."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._ready: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> float | int:
+        """Return the value, as soon as the device has it."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._tensor.item()
+
+
+def _plain(value: str | float | _Kept) -> str | float | int:
+    return value.read() if isinstance(value, _Kept) else value

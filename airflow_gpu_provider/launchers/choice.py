@@ -1,0 +1,30 @@
+"""Which launcher a name stands for; a name that cannot be meant is refused when the DAG is read.
+
+"auto" is the worker's own host, since a lease is always of devices there. Used by `operators.training`.
+"""
+
+from __future__ import annotations
+
+from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.launchers.base import Launcher
+from airflow_gpu_provider.launchers.local import LocalLauncher
+
+_LOCAL = ("auto", "local")
+
+
+def check_launcher(name: str) -> str:
+    """Return ``name`` when there is such a launcher, else raise InvalidRequest."""
+    if name == "kubernetes":
+        raise InvalidRequest(
+            "launcher='kubernetes' comes with the Kubernetes part, which this version does not have yet; use "
+            "launcher='auto' or 'local': the training then runs on the worker's own host."
+        )
+    if name not in _LOCAL:
+        raise InvalidRequest(f"launcher={name!r}: allowed are 'auto' and 'local'.")
+    return name
+
+
+def find_launcher(name: str) -> Launcher:
+    """Return the launcher of a checked name."""
+    check_launcher(name)
+    return LocalLauncher()

@@ -1,0 +1,49 @@
+"""What a script's output tells of its end: the last traceback, and which rank failed first.
+
+A script writes no report, but Python prints one, and torch puts the rank before each of its lines. When one
+rank is lost, the others fail because of it; the one that does not speak of the network is the cause. Pure;
+used by `script_processes` and `script_supervisor`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from airflow_gpu_provider.training.failures import FailureCause, ShardFailure, ShardReport
+
+_RANK = re.compile(r"^\[rank\d+\]:\s?")
+_HEAD = "Traceback (most recent call last):"
+_ERROR = re.compile(r"([A-Za-z_][\w.]*)(?::\s?(.*))?")
+_MESSAGE_LINES = 5
+
+
+def error_in(lines: Sequence[str]) -> ShardReport | None:
+    """Return the exception that the last traceback in ``lines`` tells, None when there is none."""
+    plain = [_RANK.sub("", line) for line in lines]
+    heads = [number for number, line in enumerate(plain) if line.strip() == _HEAD]
+    if not heads:
+        return None
+    after = plain[heads[-1] + 1 :]
+    start = next((n for n, line in enumerate(after) if line and not line[0].isspace()), None)
+    found = None if start is None else _ERROR.fullmatch(after[start])
+    if start is None or found is None:
+        return None
+    more = []
+    for line in after[start + 1 : start + _MESSAGE_LINES]:
+        if not line.strip():
+            break
+        more.append(line.strip())
+    message = "\n".join([found[2] or "", *more]).strip()
+    traceback = "\n".join(plain[heads[-1] : heads[-1] + 1 + start + len(more) + 1])
+    return ShardReport(error_type=found[1].rpartition(".")[2], message=message, traceback=traceback[-8000:])
+
+
+def first_cause(failures: Sequence[ShardFailure]) -> ShardFailure:
+    """Return the failure of which the others are consequences: the oldest that is not of the network."""
+    return next((each for each in failures if not is_collateral(each)), failures[0])
+
+
+def is_collateral(failure: ShardFailure) -> bool:
+    """Say whether another rank's loss would look like this."""
+    return failure.cause is FailureCause.NETWORK
