@@ -44,6 +44,7 @@ from airflow_gpu_provider.broker.reservation import Reservation
 from airflow_gpu_provider.broker.resizing import Resizing
 from airflow_gpu_provider.broker.standing import Told, standings
 from airflow_gpu_provider.broker.stream import Stream
+from airflow_gpu_provider.broker.strictness import judged_by
 from airflow_gpu_provider.broker.takeovers import Search, Takeovers
 from airflow_gpu_provider.broker.throughput import Speeds
 
@@ -156,11 +157,10 @@ class Engine:
 
     def learn(self, learned: Mapping[str, Speeds]) -> None:
         """Take what was measured of each class of tasks (`throughput.ThroughputTable`) instead of before."""
-        moved = self.stream.learn(learned)
-        if moved:
-            self._classing = replace(self._classing, learned=frozenset(learned))
-            self._again(self._pending.of_kinds_of_work(moved))  # other claims are alike now
-        self.floor.placer.learn(self.stream.speed_costs(self.floor.layout))
+        anew, moved = self.stream.learn(learned)
+        self._classing = replace(self._classing, learned=frozenset(learned))
+        self.floor.learn(self.stream.speed_costs(self.floor.layout))
+        self._again(self._pending.judged_otherwise(anew, moved))
 
     # -- decisions
     def turn(self, now: datetime) -> Decisions:
@@ -232,7 +232,7 @@ class Engine:
 
     def _file(self, claim: Claim, now: datetime) -> None:
         """Put a claim into its class."""
-        key = self._takeovers.back.key_for(claim, self._classing.key(claim))
+        key = self._takeovers.back.key_for(claim, judged_by(self._classing.key(claim), self.floor.placer))
         kinds = self.floor.kinds_of(key)
         owned, there = self.keeping.owned_by(claim), self.floor.placer.there(claim.request)
         place = rank(claim, now, self._policy, there)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from airflow_gpu_provider.broker import reasons
@@ -31,6 +31,7 @@ from airflow_gpu_provider.broker.model import (
 from airflow_gpu_provider.broker.most_taken import MostTaken
 from airflow_gpu_provider.broker.quota import Quotas, Team
 from airflow_gpu_provider.broker.rank import Rank
+from airflow_gpu_provider.broker.throughput import Speeds
 
 #: Sorts the heads of queues, the next one first: borrows, is a backfill that borrows, weighted share, rank.
 Place: TypeAlias = tuple[bool, bool, float, Rank]
@@ -67,6 +68,10 @@ class FairShare:
             self.hold(lease)
 
     # -- events
+    def learn(self, speeds: Callable[[str | None], Speeds]) -> None:
+        """Take what was measured of each kind of work: it may get other devices."""
+        self._most.learn(speeds)
+
     def hold(self, lease: Lease) -> None:
         """Count a lease that is new, or that has changed."""
         if not self.is_on:

@@ -60,6 +60,7 @@ class Floor:
         self.admission = Admission(layout)
         self.capacity = Capacity.idle(layout, max_load=policy.max_load)
         self.share = FairShare(quotas, self.fleet)
+        self.share.learn(speeds.speeds)
         self.holdings = Holdings(layout, held.leases, held.offers, self.share, seen)
         self.capacity.take_all(self.holdings.parts())
         self.takeovers = held.takeovers
@@ -131,6 +132,12 @@ class Floor:
             self.capacity.give(found[1])
             self.capacity.take(self.holdings.add(replace(found[0], claim_id=claim.id, claim=claim)))
             self.touch_part(found[1])
+
+    def learn(self, speeds: SpeedCosts) -> None:
+        """Reckon with other measured speeds from now on."""
+        self.placer.learn(speeds)
+        self.share.learn(speeds.speeds)
+        self.version += 1
 
     # -- on what a turn and a report are made
     def holds(self, now: datetime) -> Holds:

@@ -1,9 +1,9 @@
 """Which devices suit a request, and how well.
 
 Model, memory, host and excluded devices filter hard; TFLOPS filter only a strict request and otherwise give
-the match degree of requirement A4. Speeds measured of the request's class replace the TFLOPS in the degree,
-never in the filter: a claim must not become impossible because something was learned. Whether a suitable
-device is free is not asked here; that is the next step, `capacity.Capacity`.
+the match degree of requirement A4. Speeds measured of the request's class replace the TFLOPS in both; that a
+claim never becomes impossible because something was learned is the business of `strictness`. Whether a
+suitable device is free is not asked here; that is the next step, `capacity.Capacity`.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ def candidates(
     ``speeds`` are those measured of its class; ``nodes`` [N] are those that may serve at all, such as the
     holders of required artifacts.
     """
+    speed = speeds_of(layout.kinds, speeds)
     suits = np.array(
         [
-            accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=kind.tflops)
-            for kind in layout.kinds
+            accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=each)
+            for kind, each in zip(layout.kinds, speed.tolist(), strict=True)
         ],
         np.bool_,
     )
@@ -86,7 +87,7 @@ def candidates(
         place = layout.place_of.get(device)
         if place is not None:
             devices[place] = False
-    return Candidates(devices, degrees(speeds_of(layout.kinds, speeds), request)[layout.kind_of])
+    return Candidates(devices, degrees(speed, request)[layout.kind_of])
 
 
 def speeds_of(kinds: Sequence[Kind], speeds: Speeds | None) -> FloatArray:

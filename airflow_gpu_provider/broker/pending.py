@@ -130,9 +130,13 @@ class Pending:
         """Yield the claims, class by class."""
         return (claim for of_class in self.classes.values() for _, claim in reversed(of_class.queue))
 
-    def of_kinds_of_work(self, kinds: Set[str]) -> list[Claim]:
-        """Return the claims of these kinds of work."""
-        return [claim for claim in self.all() if claim.request.task_class in kinds]
+    def judged_otherwise(self, anew: Set[str], moved: Set[str]) -> list[Claim]:
+        """Return those whose kind of work became known or unknown, and strict ones whose speeds moved."""
+        return [
+            claim
+            for claim in self.all()
+            if claim.task_class in anew or (claim.request.strict and claim.task_class in moved)
+        ]
 
     def owned_otherwise(self, owned_by: Callable[[Claim], frozenset[str]]) -> list[Claim]:
         """Return the claims that own other reservations than those of their class."""

@@ -25,6 +25,7 @@ from airflow_gpu_provider.broker.request_class import RequestClass
 from airflow_gpu_provider.broker.shapes import Shapes
 from airflow_gpu_provider.broker.speed_costs import SpeedCosts
 from airflow_gpu_provider.broker.spread import Spread, slot_of_share, slots_of
+from airflow_gpu_provider.broker.throughput import Speeds
 
 #: Request classes whose costs are kept.
 _CLASSES = 1000
@@ -113,6 +114,10 @@ class Placer:
         by_speed = self._speeds.of(kept.request, 1.0 - sum(free) / max(1, self._size))
         return scarce if by_speed is None else scarce + by_speed * taken
 
+    def speeds(self, task_class: str | None) -> Speeds:
+        """Return what was measured of a kind of work; empty = nothing is known."""
+        return self._speeds.speeds(task_class)
+
     def suitable(self, request: GpuRequest, excluded: frozenset[DeviceId] = frozenset()) -> BoolArray:
         """Return the devices that suit a request, free or not."""
         return self._of_class(request, excluded).suits.devices
@@ -154,7 +159,7 @@ class Placer:
         return kept
 
     def _class(self, request: GpuRequest, excluded: frozenset[DeviceId], near: Level) -> RequestClass:
-        speeds = self._speeds.speeds(request.task_class)
+        speeds = self.speeds(request.task_class)
         if near.nodes is None:
             nodes = self._nearness.holders(request)
             return RequestClass.of(self._empty, request, excluded, speeds=speeds, nodes=nodes)

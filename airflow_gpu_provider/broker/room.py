@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, part_of
+from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.layout import Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
 from airflow_gpu_provider.broker.move import Offer, held_by
 from airflow_gpu_provider.broker.placement import Placer
+from airflow_gpu_provider.broker.strictness import judged_by
 
 
 class FreeRoom:
@@ -43,7 +45,8 @@ class FreeRoom:
 
     def find(self, request: GpuRequest, excluded: frozenset[DeviceId]) -> Sequence[DeviceId] | None:
         """Return free devices for all of a request, or None."""
-        found = self._placer.place(request, excluded | self._closed)
+        asked = judged_by(ClassKey(request), self._placer).request
+        found = self._placer.place(asked, excluded | self._closed)
         if found is None:
             return None
         return tuple(self._capacity.layout.device(bank, slot).id for bank, slot in found.places)

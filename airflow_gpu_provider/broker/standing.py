@@ -22,6 +22,7 @@ from airflow_gpu_provider.broker.keeping import Keeping
 from airflow_gpu_provider.broker.model import Claim, Reason, ReasonCode, Waiting
 from airflow_gpu_provider.broker.placement import Placer
 from airflow_gpu_provider.broker.queue import Holds
+from airflow_gpu_provider.broker.strictness import judged_by, told
 from airflow_gpu_provider.broker.taking_back import TakingBack
 
 #: Claims for which a start is computed; those further back show "unknown".
@@ -113,7 +114,7 @@ class _Report:
         if key.alone is not None:
             self._holds.keep(key)
             return self._world.back.reason(claim)
-        reason = self._diagnose(claim, own, key)
+        reason = told(self._diagnose(claim, own, key), claim, own, self._placer)
         self._holds.block(key)
         return reason
 
@@ -128,7 +129,7 @@ class _Report:
 
     def _keys(self, claim: Claim) -> tuple[ClassKey, ClassKey]:
         """Return the class by what a claim excludes itself, and by all that it may not be given now."""
-        own = self._world.back.key_for(claim, self._world.classing.key(claim))
+        own = self._world.back.key_for(claim, judged_by(self._world.classing.key(claim), self._placer))
         return own, self._world.keeping.key_for(claim, own, self._world.now)
 
     def _diagnose(self, claim: Claim, own: ClassKey, key: ClassKey) -> Reason:

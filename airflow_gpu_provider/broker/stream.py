@@ -43,10 +43,11 @@ class Stream:
         self._due = self._seen
         self._in_use: Counter[_Asked] = Counter()  # what the present mix is made of
 
-    def learn(self, learned: Mapping[str, Speeds]) -> Set[str]:
-        """Take other speeds; return the kinds of work that became known or unknown."""
+    def learn(self, learned: Mapping[str, Speeds]) -> tuple[Set[str], Set[str]]:
+        """Take other speeds; return the kinds of work that became known or unknown, and all that moved."""
         before, self._learned = self._learned, dict(learned)
-        return before.keys() ^ learned.keys()
+        anew = before.keys() ^ learned.keys()
+        return anew, anew | {each for each in before.keys() & learned.keys() if before[each] != learned[each]}
 
     def add(self, request: GpuRequest) -> None:
         """Note a request that came."""
