@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from airflow_gpu_provider.exceptions import GpuProviderError
 from airflow_gpu_provider.server import agents_api, changes_api, claims_api, history_api, people_api
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.programs import Programs
@@ -76,6 +77,9 @@ async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
         try:
             broker = await run_in_threadpool(make_broker)
             await run_in_threadpool(broker.start)
+        except GpuProviderError as error:
+            log.error("The GPU broker could not start; trying again in %g s: %s", _AGAIN_S, error)
+            await asyncio.sleep(_AGAIN_S)
         except Exception:
             log.exception("The GPU broker could not start; trying again in %g s", _AGAIN_S)
             await asyncio.sleep(_AGAIN_S)

@@ -22,7 +22,7 @@ from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, L
 from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.asks import Asks
 from airflow_gpu_provider.server.auth import check_lease_secret
-from airflow_gpu_provider.server.board import Entry, entry_of, taken_for, task_of
+from airflow_gpu_provider.server.board import Entry, taken_for, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
@@ -36,6 +36,7 @@ from airflow_gpu_provider.server.probing import Probing
 from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.reservations import Reservations
+from airflow_gpu_provider.server.stored import StoredEntries
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.drains import DrainStore
@@ -45,8 +46,9 @@ from airflow_gpu_provider.store.leadership import Leadership, ttl_on
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.store.reservations import ReservationStore
+from airflow_gpu_provider.store.sole import SoleProcess
 from airflow_gpu_provider.store.turns import TurnStore
-from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RenewAnswer, RenewBody
+from airflow_gpu_provider.wire import ClaimBody, ReleaseBody, RenewAnswer, RenewBody
 
 T = TypeVar("T")
 
@@ -72,7 +74,9 @@ class Broker:
         self.signing_key = settings.signing_key()
         self.clock = clock
         self.engine = make_engine(settings.database_url())
+        self._sole = SoleProcess(self.engine)
         self.repository = Repository(self.engine)
+        self.stored = StoredEntries(self.repository)
         self.store = TurnStore(self.engine)
         self.watches = Watches()
         self.wakeup = Wakeup()
@@ -114,6 +118,7 @@ class Broker:
             asks=self.asks,
             store=self.store,
             repository=self.repository,
+            stored=self.stored,
             nodes=self.nodes,
             mirror=self.mirror,
             drains=self.drains,
@@ -126,7 +131,8 @@ class Broker:
         )
 
     def start(self) -> None:
-        """Load the fleet and start the leader's loop."""
+        """Load the fleet and start the leader's loop. Raise BrokerUnavailable for a second one on SQLite."""
+        self._sole.take()
         self.mirror.merge(self.nodes.load())
         self.drains.refresh()
         self.reservations.refresh()
@@ -138,6 +144,7 @@ class Broker:
         self.leader.stop()
         self.store.close()
         self.engine.dispose()
+        self._sole.give_up()
 
     # -- claims
     async def submit(self, body: ClaimBody, *, is_attended: bool) -> Entry:
@@ -151,7 +158,7 @@ class Broker:
         """Return where a claim stands. Raise InvalidRequest for an unknown one."""
         if self.desk.is_open and (entry := self.desk.board.find(claim_id)) is not None:
             return entry
-        return await run_in_threadpool(self._read, claim_id)
+        return await run_in_threadpool(self.stored.one, claim_id)
 
     async def collect(self, claim_id: str) -> Entry:
         """Return a claim; the TTL of its lease starts when it is granted and not yet collected."""
@@ -242,8 +249,7 @@ class Broker:
         """Return the claims that wait or hold devices, as this replica knows them."""
         if self.desk.is_open:
             return list(self.desk.board.entries.values())
-        waiting = [entry_of(row, None) for row in self.repository.pending()]
-        return waiting + [entry_of(row, held) for held, row in self.repository.live_leases()]
+        return self.stored.waiting_or_held()
 
     def fleet(self, now: datetime) -> Fleet:
         """Return the fleet as reported, with what people drained."""
@@ -284,16 +290,8 @@ class Broker:
         claim_id = self.repository.submit(
             request.body, now=self.clock(), usable=request.usable, suspects=self.mirror.suspects()
         )
-        return self._read(claim_id)
+        return self.stored.one(claim_id)
 
     def _collect_from_tables(self, claim_id: str) -> Entry:
         self.repository.lease_of(claim_id, now=self.clock(), ttl_s=self.settings.lease_ttl_s)
-        return self._read(claim_id)
-
-    def _read(self, claim_id: str) -> Entry:
-        found = self.repository.claims([claim_id])
-        if not found:
-            raise InvalidRequest(f"The broker knows no claim {claim_id}.", reason="unknown_claim")
-        is_granted = found[0].state == ClaimState.GRANTED.value
-        live = self.repository.live_leases([claim_id]) if is_granted else []
-        return entry_of(found[0], live[0][0] if live else None)
+        return self.stored.one(claim_id)

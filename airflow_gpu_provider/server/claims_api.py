@@ -130,7 +130,7 @@ async def _look(broker: Broker, watch: Watch, claim_ids: tuple[str, ...]) -> set
             watch.ready.add(claim_id)
     if not elsewhere:
         return set()
-    found = await run_in_threadpool(lambda: views.entries_of(broker, elsewhere))
+    found = await run_in_threadpool(broker.stored.of, elsewhere)
     watch.ready.update(entry.claim_id for entry in found if _is_ready(broker, entry, watch))
     return set(elsewhere) - {entry.claim_id for entry in found}
 

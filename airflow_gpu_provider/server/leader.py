@@ -22,7 +22,7 @@ from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.broker.throughput import Speeds
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.asks import Asks
-from airflow_gpu_provider.server.board import Board, Entry, entry_of, task_of
+from airflow_gpu_provider.server.board import Board, Entry, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
@@ -32,6 +32,7 @@ from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.reconciler import TaskStates, is_to_end, why_over
 from airflow_gpu_provider.server.requests import Cancel, sync
 from airflow_gpu_provider.server.reservations import Reservations
+from airflow_gpu_provider.server.stored import StoredEntries
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
@@ -61,6 +62,7 @@ class Leader(threading.Thread):
         asks: Asks,
         store: TurnStore,
         repository: Repository,
+        stored: StoredEntries,
         nodes: NodeStore,
         mirror: FleetMirror,
         drains: Drains,
@@ -78,6 +80,7 @@ class Leader(threading.Thread):
         self._asks = asks
         self._store = store
         self._repository = repository
+        self._stored = stored
         self._nodes = nodes
         self._mirror = mirror
         self._drains = drains
@@ -155,10 +158,8 @@ class Leader(threading.Thread):
         now = self._clock()
         self._mirror.merge(self._nodes.load())
         board = Board(decided=self._desk.board.decided, decided_keys=self._desk.board.decided_keys)
-        for row in self._repository.pending():
-            board.add(entry_of(row, None))
-        for held, row in self._repository.live_leases():
-            board.add(entry_of(row, held))
+        for entry in self._stored.waiting_or_held():
+            board.add(entry)
         for entry in self._known_again(board):
             board.remember(entry)
         fleet = self._fleet(now)
@@ -197,17 +198,15 @@ class Leader(threading.Thread):
         """Yield the decided claims that queued requests ask for once more."""
         ids = self._store.ids_of(self._desk.submitted_keys())
         missing = [claim_id for claim_id in ids.values() if claim_id not in board.entries]
-        for row in self._repository.claims(missing):
-            yield entry_of(row, None)
+        yield from self._stored.of(missing)
 
     def _take_events(self, term: Term) -> None:
         """Learn what other replicas wrote into the tables."""
         changed = self._store.take_events(term)
         if not changed:
             return
-        held = {claim.id: lease for lease, claim in self._repository.live_leases(changed)}
-        for row in self._repository.claims(changed):
-            sync(self._desk, entry_of(row, held.get(row.id)))
+        for entry in self._stored.of(changed):
+            sync(self._desk, entry)
         self._asks.serve(changed)
 
     def _see_fleet(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_gpu_provider import __version__
@@ -21,7 +20,7 @@ from airflow_gpu_provider.rows import (
     Status,
 )
 from airflow_gpu_provider.server.auth import lease_secret
-from airflow_gpu_provider.server.board import Entry, entry_of
+from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
 from airflow_gpu_provider.server.reported import unavailable_reason
@@ -110,11 +109,6 @@ def _device_view(broker: Broker, device_id: str, milli: int) -> DeviceView:
         simulated=device.simulated,
         milli=milli,
     )
-
-
-def entries_of(broker: Broker, claim_ids: Sequence[str]) -> list[Entry]:
-    """Return these claims as the tables have them, unknown ones left out."""
-    return [entry_of(row, None) for row in broker.repository.claims(claim_ids)]
 
 
 def nodes(broker: Broker) -> list[NodeRow]:

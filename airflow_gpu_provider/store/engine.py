@@ -52,16 +52,28 @@ def writing(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def let_tables_be_made_anew(connection: Connection) -> None:
-    """Let migrations replace tables that others refer to. Call it before the connection's first transaction.
+@contextmanager
+def looking(engine: Engine) -> Iterator[Connection]:
+    """Yield a connection whose statements all see the tables as of the first one."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":  # on SQLite every transaction is like that
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        yield connection
+
+
+def allow_migrations(connection: Connection) -> None:
+    """Let migrations replace tables and take their time. Call it before the connection's first transaction.
 
     SQLite changes most of a table by dropping it for a new one; with foreign keys enforced, dropping the
-    claims would delete all leases with them. Within a transaction the switch does nothing.
+    claims would delete all leases with them. Within a transaction the switch does nothing. On PostgreSQL a
+    migration that thinks for a second between two statements is not a frozen replica.
     """
-    if connection.dialect.name == "sqlite":
-        cursor = connection.connection.cursor()
-        cursor.execute("PRAGMA foreign_keys=OFF")
-        cursor.close()
+    is_sqlite = connection.dialect.name == "sqlite"
+    cursor = connection.connection.cursor()
+    cursor.execute("PRAGMA foreign_keys=OFF" if is_sqlite else "SET idle_in_transaction_session_timeout = 0")
+    cursor.close()
+    if not is_sqlite:
+        connection.connection.commit()
 
 
 def _bound_waits(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

@@ -20,7 +20,6 @@ from sqlalchemy import (
     and_,
     case,
     delete,
-    func,
     insert,
     select,
     update,
@@ -28,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from airflow_gpu_provider.store.endings import end_lease, why_lost
-from airflow_gpu_provider.store.engine import writing
+from airflow_gpu_provider.store.engine import looking, writing
 from airflow_gpu_provider.store.history import DeviceOf, FinishedRun, finished_run, run_row
 from airflow_gpu_provider.store.preemptions import Kept, kept_for, release_preempted
 from airflow_gpu_provider.store.rows import (
@@ -40,8 +39,8 @@ from airflow_gpu_provider.store.rows import (
     new_claim_row,
     with_devices,
 )
-from airflow_gpu_provider.store.script import StepByStep
-from airflow_gpu_provider.store.tables import claim, lease, lease_device, run
+from airflow_gpu_provider.store.script import StepByStep, one_of
+from airflow_gpu_provider.store.tables import claim, lease, run
 from airflow_gpu_provider.store.tries import PassedOn, failed_devices, may_pass_on, pass_on
 from airflow_gpu_provider.store.turns import Overtaken, note_event
 from airflow_gpu_provider.wire import (
@@ -66,10 +65,9 @@ class Repository:
     ) -> str:
         """Store a claim and return its id; the same key returns the same id.
 
-        An earlier try of the same task is over when a later one asks: its pending claim is cancelled. Its
-        live lease passes to the new try under a new epoch when the request is the same and all its devices
-        are `usable`; otherwise it ends. Devices on which earlier tries failed are excluded, and those that
-        they held and that are `suspects` now.
+        An earlier try of the same task is over when a later one asks. Its live lease passes to the new try
+        under a new epoch when the request is the same and all its devices are `usable`; otherwise it ends.
+        Devices on which earlier tries failed are excluded, and those they held that are `suspects` now.
         """
         try:
             with writing(self._engine) as connection:
@@ -134,24 +132,22 @@ class Repository:
                 end_lease(connection, row.id, now=now, reason="superseded")
             note_event(connection, row.claim_id)
 
-    def claims(self, claim_ids: Sequence[str]) -> list[ClaimRow]:
-        """Return the claims with these ids, unknown ones left out."""
+    def claims_and_leases(self, claim_ids: Sequence[str]) -> list[tuple[ClaimRow, StoredLease | None]]:
+        """Return the claims with these ids and what they hold, unknown ones left out."""
         found: list[ClaimRow] = []
-        with self._engine.connect() as connection:
+        with looking(self._engine) as connection:
             for start in range(0, len(claim_ids), MOST_NAMED):
                 part = claim_ids[start : start + MOST_NAMED]
                 found += connection.execute(select(claim).where(claim.c.id.in_(part))).all()
-        return found
+            granted = [row.id for row in found if row.state == ClaimState.GRANTED.value]
+            held = {row.id: lease for lease, row in _live_leases(connection, granted)} if granted else {}
+        return [(row, held.get(row.id)) for row in found]
 
-    def pending(self) -> list[ClaimRow]:
-        """Return all pending claims, next first."""
-        with self._engine.connect() as connection:
-            statement = (
-                select(claim)
-                .where(claim.c.state == ClaimState.PENDING.value)
-                .order_by(claim.c.position.is_(None), claim.c.position, claim.c.submitted_at)
-            )
-            return list(connection.execute(statement).all())
+    def open_claims(self) -> list[tuple[ClaimRow, StoredLease | None]]:
+        """Return all claims that wait, next first, then those that hold devices with what they hold."""
+        with looking(self._engine) as connection:
+            waiting = [(row, None) for row in connection.execute(_PENDING).all()]
+            return waiting + [(row, held) for held, row in _live_leases(connection)]
 
     def cancel(self, claim_id: str, *, now: datetime, reason: str = "cancelled") -> bool:
         """Withdraw a pending claim, or end the lease of a granted one; return False when neither was left."""
@@ -191,18 +187,8 @@ class Repository:
 
     def live_leases(self, claim_ids: Sequence[str] | None = None) -> list[tuple[StoredLease, ClaimRow]]:
         """Return the live leases (of these claims) with their claims, oldest first."""
-        of_claims: ColumnElement[bool] = lease.c.ended_at.is_(None)
-        if claim_ids is not None:
-            of_claims = and_(of_claims, lease.c.claim_id.in_(claim_ids))
-        with self._engine.connect() as connection:
-            # One statement: between two of them a lease may end or pass on.
-            rows = connection.execute(
-                select(lease, *(column.label(f"{OF_CLAIM}{column.name}") for column in claim.c))
-                .join(claim, lease.c.claim_id == claim.c.id)
-                .where(of_claims)
-                .order_by(lease.c.granted_at, lease.c.id)
-            ).all()
-            return [(held, ClaimPart(held.row)) for held in with_devices(connection, rows)]
+        with looking(self._engine) as connection:
+            return _live_leases(connection, claim_ids)
 
     def renew(
         self, lease_id: str, epoch: int, *, now: datetime, ttl_s: float, saved_at: datetime | None = None
@@ -256,14 +242,28 @@ class Repository:
         with self._engine.connect() as connection:
             return kept_for(connection, claim_ids, since)
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of pending claims, live leases and leased devices."""
-        with self._engine.connect() as connection:
-            pending = select(func.count()).where(claim.c.state == ClaimState.PENDING.value)
-            leases = select(func.count()).where(lease.c.ended_at.is_(None))
-            devices = select(func.count(lease_device.c.device_id.distinct()))
-            devices = devices.where(lease_device.c.ended_at.is_(None))
-            return tuple(int(connection.scalar(q) or 0) for q in (pending, leases, devices))  # type: ignore[return-value]
+
+def _live_leases(
+    connection: Connection, claim_ids: Sequence[str] | None = None
+) -> list[tuple[StoredLease, ClaimRow]]:
+    statement = (
+        select(lease, *(column.label(f"{OF_CLAIM}{column.name}") for column in claim.c))
+        .join(claim, lease.c.claim_id == claim.c.id)
+        .where(lease.c.ended_at.is_(None))
+        .order_by(lease.c.granted_at, lease.c.id)
+    )
+    values: dict[str, list[str]] = {}
+    if claim_ids is not None:
+        statement, values = statement.where(one_of(lease.c.claim_id, "ids")), {"ids": list(claim_ids)}
+    rows = connection.execute(statement, values).all()
+    return [(held, ClaimPart(held.row)) for held in with_devices(connection, rows)]
+
+
+_PENDING = (
+    select(claim)
+    .where(claim.c.state == ClaimState.PENDING.value)
+    .order_by(claim.c.position.is_(None), claim.c.position, claim.c.submitted_at)
+)
 
 
 def _told(

@@ -19,6 +19,7 @@ from airflow_gpu_provider.store.history import FinishedRun, run_row
 from airflow_gpu_provider.store.tables import run
 from tests.hooks.test_broker_hook import connect
 from tests.server.conftest import SECRET, ask, look
+from tests.stored_rows import pending
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def test_nodes_queue_and_leases_are_tables(broker: Broker, capsys: pytest.Captur
     ask(broker, "first", 2, owner="ann")
     waiting = ask(broker, "second", 1, value=5)
     deadline = time.monotonic() + 20
-    while not broker.repository.live_leases() or broker.repository.pending()[0].position is None:
+    while not broker.repository.live_leases() or pending(broker.repository)[0].position is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     airflow("gpu", "nodes", "-o", "json")

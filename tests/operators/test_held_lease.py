@@ -21,6 +21,7 @@ from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.tables import lease
 from tests.server.conftest import SECRET
+from tests.stored_rows import counts
 
 HOLDER = """
 import sys, time
@@ -120,9 +121,9 @@ def test_a_killed_holder_loses_its_devices_after_the_ttl(
     working(holder)
     holder.kill()
     deadline = time.monotonic() + 20
-    while quick.repository.counts()[1] and time.monotonic() < deadline:
+    while counts(quick.repository)[1] and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert quick.repository.counts() == (0, 0, 0)
+    assert counts(quick.repository) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("quick", [6.0], indirect=True)

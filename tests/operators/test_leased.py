@@ -18,6 +18,7 @@ from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.tables import claim
 from tests.server.conftest import ask
+from tests.stored_rows import pending
 
 DAGS = Path(__file__).parent / "dags"
 
@@ -33,7 +34,7 @@ def test_tasks_get_their_devices_and_give_them_back(
     assert run.tasks["templated[0]"] == run.tasks["templated[1]"] == "success"
     assert "['GPU-n1-0', 'GPU-n1-1']" in run.output, "a template renders to a number"
     assert broker.repository.live_leases() == []
-    assert broker.repository.pending() == []
+    assert pending(broker.repository) == []
 
     with broker.engine.connect() as connection:
         told = select(claim.c.task_id, claim.c.completes).where(claim.c.try_number == 1)
@@ -57,7 +58,7 @@ def test_a_task_that_must_wait_is_deferred_and_resumes_with_its_devices(
 
     def release_when_it_waits() -> None:
         deadline = time.monotonic() + 60
-        while not any(c.id != holder for c in broker.repository.pending()) and time.monotonic() < deadline:
+        while not any(c.id != holder for c in pending(broker.repository)) and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(2)
         asyncio.run(broker.cancel(holder))

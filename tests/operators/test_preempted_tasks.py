@@ -15,6 +15,7 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import ClaimState
 from tests.server.conftest import ask, look
+from tests.stored_rows import pending
 
 DAGS = Path(__file__).parent / "dags"
 TASKS = ("stays", "leaves", "is_deaf")
@@ -57,7 +58,7 @@ def test_preempted_tasks_wait_for_their_claim_again_and_go_on_within_their_only_
         assert f"SEEN {name} run 0" in run.output and f"SEEN {name} run 1" in run.output
     assert run.output.count("taken back for claim") >= len(TASKS)
     assert "Pausing task as DEFERRED" in run.output, "one of them waits in the triggerer"
-    assert broker.repository.live_leases() == [] and broker.repository.pending() == []
+    assert broker.repository.live_leases() == [] and pending(broker.repository) == []
     with broker.engine.connect() as connection:
         told = connection.exec_driver_sql(
             "SELECT c.task_id, c.try_number, c.preemptions, l.end_reason FROM gpu_lease l "

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
+from tests.stored_rows import pending
 
 from .conftest import report
 
@@ -176,6 +177,6 @@ def test_a_killed_broker_starts_again_with_all_it_promised(broker: Broker, tasks
     again.mirror.merge(again.nodes.load())
     ((lease, _claim),) = again.repository.live_leases()
     assert lease.row.id == held["lease_id"]
-    assert [row.id for row in again.repository.pending()] == [waiting["claim_id"]]
+    assert [row.id for row in pending(again.repository)] == [waiting["claim_id"]]
     assert [stored.report.name for stored in again.mirror.stored()] == ["n1"]
     again.engine.dispose()

@@ -14,6 +14,7 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import NodeReport, ReportBody
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
+from tests.stored_rows import claims
 
 from .conftest import ask, look, report, until_leading
 
@@ -114,7 +115,7 @@ def test_a_retry_through_the_tables_avoids_it_as_well(broker: Broker, speaking: 
     claim_id = broker.repository.submit(
         retry, now=broker.clock(), usable=(), suspects=broker.mirror.suspects()
     )
-    (row,) = broker.repository.claims([claim_id])
+    (row,) = claims(broker.repository, [claim_id])
     assert row.excluded == [held.devices[0]]
 
 
@@ -167,7 +168,7 @@ def test_the_next_leader_counts_on_and_rejects_in_time(
     speaking[0] = report(gpus=1)
     since = until(broker, waits, "impossible").impossible_since
     assert since is not None
-    while not broker.repository.claims([waits])[0].impossible_since:
+    while not claims(broker.repository, [waits])[0].impossible_since:
         time.sleep(0.05)
     broker.leader.stop()
     heir = Broker(settings.model_copy(update={"impossible_for_s": 3.0}))

@@ -16,6 +16,7 @@ from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody
+from tests.stored_rows import counts
 
 from .conftest import SECRET, ask, report, until_leading
 
@@ -75,7 +76,7 @@ def test_a_request_to_the_follower_is_decided_by_the_leader(replicas: Replicas) 
     release(follower, first)
     second = until_granted(leader, waiting)
     assert second.held is not None and len(second.held.devices) == 1
-    assert leader.repository.counts() == (0, 1, 1)
+    assert counts(leader.repository) == (0, 1, 1)
 
 
 def test_the_follower_renews_and_cancels_what_the_leader_gave(replicas: Replicas) -> None:
@@ -110,7 +111,7 @@ def test_what_runs_told_one_replica_all_of_them_know(replicas: Replicas) -> None
 def test_the_same_key_at_both_replicas_is_one_claim(replicas: Replicas) -> None:
     leader, follower = replicas
     assert ask(follower, "one") == ask(leader, "one") == ask(follower, "one")
-    until(lambda: leader.repository.counts() == (0, 1, 1), "one lease")
+    until(lambda: counts(leader.repository) == (0, 1, 1), "one lease")
 
 
 def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
@@ -119,7 +120,7 @@ def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
     leader, follower = replicas
     claim_id = ask(leader, "one")
     release(leader, until_granted(leader, claim_id))
-    until(lambda: leader.repository.counts() == (0, 0, 0), "released")
+    until(lambda: counts(leader.repository) == (0, 0, 0), "released")
     leader.stop()
     until_leading(follower)
     assert ask(follower, "one") == claim_id
@@ -138,7 +139,7 @@ def test_the_follower_takes_over_with_all_that_was_promised(replicas: Replicas) 
     print(f"take-over after {time.monotonic() - began:.2f} s with a TTL of 1 s")
     release(follower, held)
     until_granted(follower, waiting)
-    assert follower.repository.counts() == (0, 1, 2)
+    assert counts(follower.repository) == (0, 1, 2)
 
 
 def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: Replicas) -> None:
@@ -151,4 +152,4 @@ def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: Replica
     until_leading(follower)
     claim_id = ask(leader, "one")
     until_granted(follower, claim_id)
-    assert leader.repository.counts() == (0, 1, 1)
+    assert counts(leader.repository) == (0, 1, 1)

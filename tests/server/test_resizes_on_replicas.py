@@ -17,6 +17,7 @@ from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
 from airflow_gpu_provider.server.changes_api import answer_change
 from airflow_gpu_provider.store.asks import AskStore
+from tests.stored_rows import counts
 
 from .conftest import SECRET, ask, report, until_leading
 from .test_replicas import Replicas, release, replicas, until, until_granted
@@ -71,10 +72,10 @@ def test_the_next_leader_finds_the_offer_and_the_move_goes_on(replicas: Replicas
     change(follower, AcceptMove(lease_id, 1, offer.offer_id))
     moved = change(follower, CommitMove(lease_id, 1, offer.offer_id))
     assert ([device.id for device in moved.lease.devices], moved.offer) == ([new], None)
-    assert follower.repository.counts() == (1, 1, 1)
+    assert counts(follower.repository) == (1, 1, 1)
     release(follower, entry)
     until_granted(follower, waiting)
-    assert follower.repository.counts() == (0, 1, 4)
+    assert counts(follower.repository) == (0, 1, 4)
 
 
 def test_an_offer_whose_leader_died_can_be_declined_under_the_next_one(replicas: Replicas) -> None:
@@ -84,7 +85,7 @@ def test_an_offer_whose_leader_died_can_be_declined_under_the_next_one(replicas:
     until_leading(follower)
     assert answer.offer is not None
     change(follower, DeclineMove(entry.held.lease_id, 1, answer.offer.offer_id))
-    assert follower.repository.counts() == (0, 1, 1)
+    assert counts(follower.repository) == (0, 1, 1)
     ((held, _),) = follower.repository.live_leases()
     assert held.devices == entry.held.devices
 
@@ -150,4 +151,4 @@ def test_a_lease_that_a_follower_released_while_it_was_to_grow_stays_ended(repli
     release(follower, entry)
     with pytest.raises(LeaseLost, match="has ended"):
         change(leader, Resize(entry.held.lease_id, 1, Wish(gpus=2)))
-    assert follower.repository.counts() == (0, 0, 0)
+    assert counts(follower.repository) == (0, 0, 0)

@@ -10,6 +10,7 @@ import pytest
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.board import entry_of
 from airflow_gpu_provider.server.broker import Broker
+from tests.stored_rows import pending
 
 from .conftest import ask, report
 
@@ -23,7 +24,7 @@ def test_a_row_of_the_queue_says_what_its_place_is_made_of(
     assert (row["claim_id"], row["completes"]) == (chunk, 0.5)
     assert row["score_why"].startswith("3.38 = 5 value + 0.38 ready")
     assert row["score"] == pytest.approx(3.38, abs=0.02)
-    (stored,) = broker.repository.pending()
+    (stored,) = pending(broker.repository)
     assert entry_of(stored, None).claim().completes == 0.5, "so a new leader ranks it alike"
 
 

@@ -9,6 +9,7 @@ import pytest
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.store.repository import Repository
 from airflow_gpu_provider.wire import ReleaseBody
+from tests.stored_rows import claims, counts, pending
 
 from .conftest import NOW, body
 
@@ -18,7 +19,7 @@ Grant = Callable[..., None]
 def test_the_same_key_is_the_same_claim(repository: Repository) -> None:
     first = repository.submit(body(), now=NOW, usable=())
     assert repository.submit(body(), now=NOW + timedelta(seconds=5), usable=()) == first
-    assert len(repository.pending()) == 1
+    assert len(pending(repository)) == 1
 
 
 def test_two_acquires_racing_with_one_key_give_one_claim(repository: Repository) -> None:
@@ -30,8 +31,8 @@ def test_two_acquires_racing_with_one_key_give_one_claim(repository: Repository)
 def test_a_later_try_cancels_the_pending_claim_of_the_earlier_one(repository: Repository) -> None:
     first = repository.submit(body(try_number=1), now=NOW, usable=())
     second = repository.submit(body(try_number=2), now=NOW, usable=())
-    assert [row.id for row in repository.pending()] == [second]
-    (row,) = repository.claims([first])
+    assert [row.id for row in pending(repository)] == [second]
+    (row,) = claims(repository, [first])
     assert (row.state, row.reason_code) == ("cancelled", "superseded")
 
 
@@ -59,7 +60,7 @@ def test_a_retry_does_not_take_over_what_does_not_fit_it(
     grant(first, "GPU-a")
     second = repository.submit(body(try_number=2, gpus=gpus), now=NOW, usable=usable)
     assert repository.live_leases() == []
-    assert [row.id for row in repository.pending()] == [second]
+    assert [row.id for row in pending(repository)] == [second]
 
 
 def test_a_device_that_failed_is_excluded_on_the_retry(repository: Repository, grant: Grant) -> None:
@@ -70,7 +71,7 @@ def test_a_device_that_failed_is_excluded_on_the_retry(repository: Repository, g
     released = ReleaseBody(secret="s", epoch=1, outcome="failed", failed_devices=("GPU-b",))
     repository.release(held.row.id, released, now=NOW, device_of=lambda device: None)
     second = repository.submit(body(try_number=2), now=NOW, usable={"GPU-a", "GPU-b"})
-    (row,) = repository.claims([second])
+    (row,) = claims(repository, [second])
     assert row.excluded == ["GPU-b"]
 
 
@@ -108,14 +109,14 @@ def test_release_can_be_repeated_and_frees_the_device(repository: Repository, gr
         released = ReleaseBody(secret="s", epoch=1)
         found = repository.release(held.row.id, released, now=NOW, device_of=lambda device: None)
         assert found is has_ended
-    assert repository.counts() == (0, 0, 0)
+    assert counts(repository) == (0, 0, 0)
     other = repository.submit(body("other"), now=NOW, usable=())
     grant(other, "GPU-a")
-    assert repository.counts() == (0, 1, 1)
+    assert counts(repository) == (0, 1, 1)
 
 
 def test_cancel_withdraws_a_pending_claim_once(repository: Repository) -> None:
     claim_id = repository.submit(body(), now=NOW, usable=())
     assert repository.cancel(claim_id, now=NOW)
     assert not repository.cancel(claim_id, now=NOW)
-    assert repository.pending() == []
+    assert pending(repository) == []

@@ -16,6 +16,7 @@ from airflow_gpu_provider.store.tables import claim, lease
 from airflow_gpu_provider.store.tries import PassedOn
 from airflow_gpu_provider.store.turns import Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ReleaseBody
+from tests.stored_rows import claims, counts, pending
 
 from .conftest import NOW, body, granting, lease_id_of
 
@@ -56,7 +57,7 @@ def test_a_claim_can_be_stored_and_granted_in_one_turn(
     turn = Turn(NOW, claims=[row("c1", state="granted")], grants=[granting("c1", "GPU-a")])
     turns.write(term, turn)
     assert state_of(engine, "c1") == ("granted", None)
-    assert repository.counts() == (0, 1, 1)
+    assert counts(repository) == (0, 1, 1)
 
 
 def test_the_database_refuses_a_device_in_two_live_leases(repository: Repository, grant: Give) -> None:
@@ -65,8 +66,8 @@ def test_the_database_refuses_a_device_in_two_live_leases(repository: Repository
     grant(first, "GPU-a", "GPU-b")
     with pytest.raises(IntegrityError):
         grant(second, "GPU-c", "GPU-b")
-    assert [each.id for each in repository.pending()] == [second], "nothing of a refused turn is kept"
-    assert repository.counts() == (1, 1, 2)
+    assert [each.id for each in pending(repository)] == [second], "nothing of a refused turn is kept"
+    assert counts(repository) == (1, 1, 2)
 
 
 def test_a_claim_withdrawn_meanwhile_is_not_granted(repository: Repository, grant: Give) -> None:
@@ -74,7 +75,7 @@ def test_a_claim_withdrawn_meanwhile_is_not_granted(repository: Repository, gran
     repository.cancel(claim_id, now=NOW)
     with pytest.raises(Overtaken, match="withdrawn"):
         grant(claim_id, "GPU-a")
-    assert repository.counts() == (0, 0, 0)
+    assert counts(repository) == (0, 0, 0)
 
 
 def test_a_task_try_that_another_replica_stored_is_not_stored_twice(
@@ -83,7 +84,7 @@ def test_a_task_try_that_another_replica_stored_is_not_stored_twice(
     repository.submit(body("t"), now=NOW, usable=())
     with pytest.raises(Overtaken, match="same task try"):
         turns.write(term, Turn(NOW, claims=[row("c1", "t"), row("c2", "u")]))
-    assert len(repository.pending()) == 1
+    assert len(pending(repository)) == 1
 
 
 def test_a_lease_renewed_meanwhile_does_not_expire(
@@ -96,9 +97,9 @@ def test_a_lease_renewed_meanwhile_does_not_expire(
     expired = [Ending(claim_id, "expired", lease_id)]
     with pytest.raises(Overtaken, match="renewed"):
         turns.write(term, Turn(NOW + timedelta(seconds=121), expired=expired))
-    assert repository.counts() == (0, 1, 1)
+    assert counts(repository) == (0, 1, 1)
     turns.write(term, Turn(NOW + timedelta(seconds=131), expired=expired))
-    assert repository.counts() == (0, 0, 0)
+    assert counts(repository) == (0, 0, 0)
 
 
 def test_a_paused_leader_cannot_write_after_another_took_over(
@@ -126,7 +127,7 @@ def test_endings_of_different_manner_share_a_turn(
         Ending(ids[3], "cancelled"),
     ]
     turns.write(term, Turn(NOW, endings=endings))
-    assert repository.counts() == (0, 0, 0)
+    assert counts(repository) == (0, 0, 0)
     assert [state_of(engine, i) for i in ids] == [
         ("ended", "released"),
         ("ended", "released"),
@@ -152,7 +153,7 @@ def test_a_lease_that_another_replica_ended_does_not_end_again(
     grant(other, "GPU-a")
     with pytest.raises(Overtaken, match="ended a lease"):
         turns.write(term, Turn(NOW, endings=[Ending(claim_id, "released", lease_id_of(claim_id), "done")]))
-    assert repository.counts() == (0, 1, 1), "the device is the other's by now"
+    assert counts(repository) == (0, 1, 1), "the device is the other's by now"
     assert state_of(engine, claim_id) == ("ended", "revoked")
 
 
@@ -258,5 +259,5 @@ def test_old_history_is_deleted_and_what_lives_is_kept(
     repository.release(lease_id_of(old), ReleaseBody(secret="s", epoch=1), now=NOW, device_of=nobody)
     assert turns.forget_ended_before(NOW) == 0
     assert turns.forget_ended_before(NOW + timedelta(days=1)) == 1
-    assert {each.id for each in repository.claims([old, waits, lives])} == {waits, lives}
-    assert repository.counts() == (1, 1, 1)
+    assert {each.id for each in claims(repository, [old, waits, lives])} == {waits, lives}
+    assert counts(repository) == (1, 1, 1)

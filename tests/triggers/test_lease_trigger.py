@@ -11,6 +11,7 @@ from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
 from tests.hooks.test_broker_hook import connect
 from tests.server.conftest import ask
+from tests.stored_rows import pending
 
 
 async def first_event(trigger: LeaseTrigger) -> dict[str, str]:
@@ -52,7 +53,7 @@ def test_it_fires_at_the_deadline_while_the_claim_still_waits(broker: Broker) ->
     soon = (datetime.now(timezone.utc) + timedelta(seconds=0.5)).isoformat()
     event = asyncio.run(first_event(LeaseTrigger(waiting, "gpu_default", None, soon)))
     assert event == {"claim_id": waiting, "why": "deadline"}
-    assert [row.id for row in broker.repository.pending()] == [waiting], "the task decides, not the trigger"
+    assert [row.id for row in pending(broker.repository)] == [waiting], "the task decides, not the trigger"
 
 
 def test_an_unknown_claim_wakes_its_task_and_disturbs_no_other(broker: Broker) -> None:
@@ -109,7 +110,7 @@ def test_a_person_who_ends_the_deferred_task_withdraws_its_claim(broker: Broker)
     ask(broker, "one", gpus=2)
     waiting = ask(broker, "two")
     asyncio.run(LeaseTrigger(waiting, "gpu_default").on_kill())
-    assert broker.repository.pending() == []
+    assert pending(broker.repository) == []
 
 
 def test_a_restart_of_the_triggerer_keeps_the_claim(broker: Broker) -> None:
@@ -125,7 +126,7 @@ def test_a_restart_of_the_triggerer_keeps_the_claim(broker: Broker) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(restart())
-    assert [row.id for row in broker.repository.pending()] == [waiting]
+    assert [row.id for row in pending(broker.repository)] == [waiting]
 
 
 def test_waiting_goes_on_while_the_broker_restarts(

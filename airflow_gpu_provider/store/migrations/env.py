@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from airflow_gpu_provider.store.engine import let_tables_be_made_anew, make_engine
+from airflow_gpu_provider.store.engine import allow_migrations, make_engine
 from airflow_gpu_provider.store.tables import VERSION_TABLE, metadata
 
 url = context.config.get_main_option("sqlalchemy.url") or ""
@@ -22,7 +22,7 @@ if context.is_offline_mode():
 else:
     engine = make_engine(url)
     with engine.connect() as connection:
-        let_tables_be_made_anew(connection)
+        allow_migrations(connection)
         context.configure(
             connection=connection,
             target_metadata=metadata,

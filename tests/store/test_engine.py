@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, insert, select
+from sqlalchemy.exc import DBAPIError
+
+from airflow_gpu_provider.exceptions import BrokerUnavailable
+from airflow_gpu_provider.store.db_manager import migrate
+from airflow_gpu_provider.store.engine import make_engine, writing
+from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, fence
+from airflow_gpu_provider.store.sole import SoleProcess
+from airflow_gpu_provider.store.tables import event
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[Engine]:
+    migrate(postgres_url)
+    engine = make_engine(postgres_url)
+    yield engine
+    engine.dispose()
+
+
+def test_a_leader_that_freezes_within_a_transaction_does_not_block_the_next_one(postgres: Engine) -> None:
+    frozen, other = Leadership(postgres, "frozen", 0.5), Leadership(postgres, "other", 5)
+    term = frozen.acquire()
+    assert term is not None
+    begun = time.monotonic()
+    with pytest.raises(DBAPIError), writing(postgres) as stuck:
+        fence(stuck, term)  # holds the election row, and is stopped here by a signal
+        stuck.execute(insert(event).values(claim_id="never"))
+        while other.acquire() is None:
+            assert time.monotonic() - begun < 30, "the frozen leader's lock holds the others off for ever"
+            time.sleep(0.05)
+        stuck.execute(insert(event).values(claim_id="late"))  # it wakes up
+    with postgres.connect() as connection:
+        assert connection.scalars(select(event.c.claim_id)).all() == []
+    with pytest.raises(StaleTerm), writing(postgres) as connection:
+        fence(connection, term)
+
+
+def test_a_second_process_on_sqlite_is_told_what_to_do_until_the_first_ends(tmp_path: Path) -> None:
+    sole = SoleProcess(make_engine(f"sqlite:///{tmp_path}/gpu.db"))
+    first = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "file.write('4711'); file.flush(); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", first, f"{tmp_path}/gpu.db.gpu-broker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(BrokerUnavailable, match=r"pid 4711.*PostgreSQL.*any number of replicas"):
+            sole.take()
+        process.kill()
+    sole.take()
+    sole.give_up()
+
+
+def test_any_number_of_processes_share_a_postgresql_database(postgres: Engine) -> None:
+    first, second = SoleProcess(postgres), SoleProcess(postgres)
+    first.take()
+    second.take()
