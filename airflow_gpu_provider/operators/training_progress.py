@@ -8,13 +8,12 @@ every few seconds. Returns when the run has ended, or raises when the lease is l
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.operators.script_output import ScriptOutput
-from airflow_gpu_provider.training.measurements import last_report
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 
@@ -53,6 +52,25 @@ def end_run(run: TrainingRun) -> None:
     except LeaseLost:
         run.kill()
         raise
+
+
+def pace_in_words(record: RunRecord) -> str:
+    """Return how fast a run is and when it was saved last."""
+    saved_at = record.checkpoint.saved_at if record.checkpoint else None
+    saved = "no checkpoint yet"
+    if record.checkpoint is not None:
+        age = (
+            ""
+            if saved_at is None
+            else f", {(datetime.now(timezone.utc) - saved_at).total_seconds():.0f} s old"
+        )
+        saved = f"checkpoint of step {record.checkpoint.step}{age}"
+    if record.pace is None:
+        return f"speed N/A, {saved}"
+    pace = record.pace
+    loss = "N/A" if pace.loss is None else f"{pace.loss:.4g}"
+    samples = "" if pace.samples_per_s is None else f", {pace.samples_per_s:g} samples/s"
+    return f"loss {loss}, {pace.steps_per_s:g} steps/s{samples}, waiting {pace.waiting_pct:g} %, {saved}"
 
 
 class ProgressLog:
@@ -147,11 +165,4 @@ class ProgressLog:
         ):
             return
         self._step_told_at = now
-        uid = next((uid for uid, rank in record.members.items() if rank == 0), "")
-        report = last_report(self._paths.shard_telemetry(uid)) or {}
-        self._log.info(
-            "Step %d of %s, loss %s on shard 0",
-            record.step,
-            record.step_count or "?",
-            report.get("loss", "N/A"),
-        )
+        self._log.info("Step %d of %s, %s", record.step, record.step_count or "?", pace_in_words(record))

@@ -39,5 +39,6 @@ def training_result(record: RunRecord) -> dict[str, Any]:
         "steps": record.step_count,
         "resumed_from": record.resumed_from,
         "takeovers": record.takeovers,
+        "summary": record.summary.model_dump(),
         "result": record.result,
     }

@@ -30,7 +30,12 @@ class Chronicle:
     def take_announcements(self, store: RunStore) -> None:
         """Note what shards have said of steps and checkpoints."""
         if isinstance(checkpoint := store.get("checkpoint"), dict):
-            self.record.checkpoint = CheckpointRecord.model_validate(checkpoint)
+            known, self.record.checkpoint = (
+                self.record.checkpoint,
+                CheckpointRecord.model_validate(checkpoint),
+            )
+            if known is None or known.step != self.record.checkpoint.step:
+                self.record.summary.checkpoints += 1
         for name in ("step_count", "resumed_from"):
             if isinstance(value := store.get(name), int):
                 setattr(self.record, name, value)

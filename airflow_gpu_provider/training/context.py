@@ -152,8 +152,8 @@ class TrainContext:
             self._check_losses()
         self._loop.step_optimizer(optimizer)
 
-    def report(self, *, loss: Number, **metrics: Number) -> None:
-        """Record the loss and other numbers of this step.
+    def report(self, *, loss: Number, samples: int | None = None, **metrics: Number) -> None:
+        """Record the loss and other numbers of this step; ``samples``: how many this shard has trained on.
 
         A loss that is not finite ends the run, unless the operator has `allow_non_finite_loss=True`.
         """
@@ -162,6 +162,8 @@ class TrainContext:
         step = self._loop.step
         if not self._plan.allow_non_finite_loss:
             self._check_loss(step, loss)
+        if samples is not None:
+            self._telemetry.meter.add_samples(samples)
         self._telemetry.report(self._loop.rank, step, {"loss": loss, **metrics})
 
     def _check_loss(self, step: int, loss: Number) -> None:

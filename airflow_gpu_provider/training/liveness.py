@@ -33,6 +33,7 @@ class _Watched:
     step: int = -1
     phase: str = "starting"
     version: int = -1
+    same_since: float = 0.0  #: step and phase are what they were
     stopped_at: float | None = None
     cpu_s: float = 0.0
     cpu_s_when_heard: float = 0.0
@@ -48,7 +49,7 @@ class Liveness:
 
     def watch(self, uid: str, now: float) -> None:
         """Begin to wait for a process."""
-        self._watched[uid] = _Watched(heard_at=now, progressed_at=now, started_at=now)
+        self._watched[uid] = _Watched(heard_at=now, progressed_at=now, started_at=now, same_since=now)
 
     def forget(self, uid: str) -> None:
         """Stop to wait for a process."""
@@ -61,6 +62,7 @@ class Liveness:
             for watched in self._watched.values():
                 watched.heard_at += pause
                 watched.progressed_at += pause
+                watched.same_since += pause
                 watched.started_at += pause
                 if watched.stopped_at is not None:
                     watched.stopped_at += pause
@@ -75,6 +77,8 @@ class Liveness:
         watched.cpu_s_when_heard = watched.cpu_s
         if step != watched.step or phase in _EXCUSED or phase != watched.phase:
             watched.progressed_at = now
+        if (step, phase) != (watched.step, watched.phase):
+            watched.same_since = now
         watched.step, watched.phase, watched.version = step, phase, version
 
     def observe(self, uid: str, state: ProcessState, *, now: float) -> None:
@@ -116,6 +120,18 @@ class Liveness:
         watched = self._watched[uid]
         age = now - watched.started_at
         return age if watched.phase == "starting" and age > self._plan.join_timeout_s else None
+
+    def computing_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has computed at its present step, None when it does not."""
+        return self._in_phase_for("computing", uid, now)
+
+    def waiting_for(self, uid: str, now: float) -> float | None:
+        """Return for how long a process has waited for others, None when it does not."""
+        return self._in_phase_for("waiting", uid, now)
+
+    def _in_phase_for(self, phase: str, uid: str, now: float) -> float | None:
+        watched = self._watched.get(uid)
+        return now - watched.same_since if watched is not None and watched.phase == phase else None
 
     def parked(self) -> frozenset[str]:
         """Return the processes that wait warm."""

@@ -125,6 +125,11 @@ class RunPaths:
         """Return where the process ``uid`` says why it failed."""
         return self.failures / f"{uid}.json"
 
+    @property
+    def run_telemetry(self) -> Path:
+        """Return where the supervisor writes how the run goes."""
+        return self.telemetry / "run.jsonl"
+
     def shard_telemetry(self, uid: str) -> Path:
         """Return where the process ``uid`` writes its measurements."""
         return self.telemetry / f"{uid}.jsonl"

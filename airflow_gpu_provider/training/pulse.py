@@ -14,11 +14,13 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 
 from pydantic import JsonValue
 
 from airflow_gpu_provider.training.coordination import Control, RunStore
+from airflow_gpu_provider.training.pace import Counters
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Pulse:
         self.phase = Phase.STARTING
         self.step = 0
         self.version = -1  #: the last committed synchronised state
+        self.counters: Callable[[], Counters] = Counters  #: what this shard has done so far
         self._notes: deque[tuple[int, str]] = deque(maxlen=_NOTES_KEPT)
         self._noted = 0
 
@@ -102,6 +105,7 @@ class Pulse:
             "phase": self.phase.value,
             "step": self.step,
             "version": self.version,
+            "pace": self.counters().model_dump(),
         }
         if self._notes:
             word["notes"] = {str(number): sentence for number, sentence in tuple(self._notes)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, JsonValue
 
 from airflow_gpu_provider.training.failures import ShardFailure
+from airflow_gpu_provider.training.pace_record import RunPace, RunSummary, Stall, Straggler
 
 #: a run of weeks keeps its file small
 _MAX_NOTES = 50
@@ -91,6 +92,10 @@ class RunRecord(BaseModel):
     takeovers: list[str] = []  #: "u2 took rank 1 of u1 (killed)"
     notes: list[Note] = []  #: the newest of them; readers count from `notes_dropped`
     notes_dropped: int = 0
+    pace: RunPace | None = None  #: None: not known yet
+    straggler: Straggler | None = None
+    stall: Stall | None = None
+    summary: RunSummary = RunSummary()
     checkpoint: CheckpointRecord | None = None
     script: ScriptRecord | None = None  #: None: the run of an entrypoint
     result: JsonValue = None  #: what ``train`` returned on rank 0

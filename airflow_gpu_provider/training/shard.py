@@ -69,7 +69,8 @@ def _train(plan: RunPlan, uid: str) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         limit_torch_memory()
-    telemetry = Telemetry(plan.paths.shard_telemetry(uid), uid)
+    telemetry = Telemetry(plan.paths.shard_telemetry(uid), uid, device=device, shards=plan.shard_count)
+    pulse.counters = lambda: telemetry.meter.counters
     context = TrainContext(plan, uid, store, pulse, telemetry=telemetry, device=device)
     try:
         assert plan.entrypoint is not None, "a script has no shards of ours"

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from airflow_gpu_provider.training.coordination import LOOPBACK, Control, RunStore
+from airflow_gpu_provider.training.meter import HostClock, Meter
 from airflow_gpu_provider.training.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,20 @@ class GroupLost(Exception):
 class ShardGroup:
     """Rendezvous and collectives of a shard."""
 
-    def __init__(self, uid: str, store: RunStore, pulse: Pulse, *, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        uid: str,
+        store: RunStore,
+        pulse: Pulse,
+        *,
+        backend: str,
+        timeout_s: float,
+        meter: Meter | None = None,
+    ) -> None:
         self._uid = uid
         self._store = store
         self._pulse = pulse
+        self._meter = meter or Meter(HostClock())
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_s)
         self._words: _Collectives | None = None  #: gloo, for small numbers on the CPU
@@ -117,7 +128,8 @@ class ShardGroup:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(op)
         options.timeout = self._timeout
-        self._finish(self._group().allreduce([flat], options), flat)
+        with self._meter.collective(flat.numel() * flat.element_size()):
+            self._finish(self._group().allreduce([flat], options), flat)
 
     def broadcast(self, flat: torch.Tensor, root: int) -> None:
         """Take ``root``'s values, in place."""

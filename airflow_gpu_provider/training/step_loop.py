@@ -22,10 +22,10 @@ from airflow_gpu_provider.training.randomness import seed_everything
 from airflow_gpu_provider.training.saving import Saving
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import Layout, Scalars, TrainingState
-from airflow_gpu_provider.training.telemetry import Telemetry
+from airflow_gpu_provider.training.telemetry import Telemetry, gradient_norm
 
 _FRESH = -1  #: the version of a process that has no state yet
-_EVENT_EVERY_S = 0.1
+_EVENT_EVERY_S = 0.5
 _LAYOUT_WORD = TypeAdapter(tuple[Layout, Scalars])
 
 
@@ -56,9 +56,17 @@ class StepLoop:
         self._averaging: Averaging = (
             GradientAveraging(state) if plan.sync_interval == 1 else StateAveraging(state)
         )
-        self._group = ShardGroup(uid, store, pulse, backend=plan.backend, timeout_s=plan.sync_timeout_s)
+        self._group = ShardGroup(
+            uid,
+            store,
+            pulse,
+            backend=plan.backend,
+            timeout_s=plan.sync_timeout_s,
+            meter=telemetry.meter,
+        )
         self._saving = Saving(plan, store, state, tell=pulse.tell)
         self._window_started_at = time.monotonic()
+        self._window_version = _FRESH
         self._last_event_at = 0.0
         self._is_in_body = False
         self.count = count
@@ -111,6 +119,8 @@ class StepLoop:
         if is_window_end:
             check()
             self._pulse.phase = Phase.WAITING
+            if self._plan.sync_interval > 1:
+                self._telemetry.meter.arrive()
         window_s = time.monotonic() - self._window_started_at
         exchange = self._averaging.end_step(
             self._group, done, is_window_end=is_window_end, wants_stop=self._wants_stop
@@ -119,9 +129,15 @@ class StepLoop:
         if exchange is None:
             return
         self._pulse.version = self.version
+        self._telemetry.meter.end(self.version - self._window_version)
         self._tell_sync(exchange, window_s)
         self._save_when_due()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
         self._window_started_at = time.monotonic()
+        self._window_version = self.version
+        self._telemetry.meter.begin()
 
     def _tell_sync(self, exchange: Exchange, window_s: float) -> None:
         if time.monotonic() - self._last_event_at < _EVENT_EVERY_S and self.version < self.count:
@@ -135,6 +151,7 @@ class StepLoop:
             sync_s=round(exchange.seconds, 6),
             window_s=round(window_s, 6),
             bytes=exchange.size_bytes,
+            **gradient_norm(self._state.optimizers),
         )
 
     def _save_when_due(self) -> None:
@@ -159,7 +176,7 @@ class StepLoop:
         self._group.join(control)
         self._agree_on_state()
         self.rank = self._group.rank
-        self._window_started_at = time.monotonic()
+        self._begin_window()
         self._last_event_at = 0.0  # the first synchronisation of a generation is always told
         self._telemetry.event("joined", shard=self.rank, step=self.version, generation=self._group.generation)
 

@@ -18,6 +18,7 @@ from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.nursery import Nursery
+from airflow_gpu_provider.training.observer import Observer
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.respawns import RespawnBudget
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
@@ -42,6 +43,7 @@ class Supervisor:
         self._liveness = self._watch.liveness
         self._chronicle = Chronicle(plan, previous)
         self.record = self._chronicle.record
+        self._observer = Observer(plan, self._children, self.record)
         self._started = self.record.processes_started
         uids = tuple(f"u{self._started + n}" for n in range(plan.shard_count + len(plan.spare_slots)))
         members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
@@ -85,6 +87,7 @@ class Supervisor:
         for sentence in self._watch.take_sentences():
             self.record.note(sentence)
         self.record.step = max(0, self._liveness.version())
+        self._observer.observe(self._watch.counters, self._membership, self._liveness, now)
         self.record.respawns_left = self._respawns.left(self._liveness.version())
         if self.record.step > 0 and self.record.state is RunState.STARTING:
             self.record.state = RunState.RUNNING

@@ -16,6 +16,7 @@ from airflow_gpu_provider.training.coordination import RunStore
 from airflow_gpu_provider.training.failures import ShardFailure, classify
 from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.pace import Counters
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.process_state import read_process_state
 
@@ -27,6 +28,8 @@ class Watch:
         self._store = store
         self._children = children
         self.liveness = Liveness(plan)
+        self.counters: dict[str, Counters] = {}  #: of each process, the newest it told
+        self._beats: dict[str, JsonValue] = {}
         self._heard: dict[str, int] = {}  #: how many sentences of each process
         self._sentences: list[str] = []
 
@@ -36,7 +39,11 @@ class Watch:
         for uid in alive:
             word = self._store.get(f"heartbeat/{uid}")
             if isinstance(word, dict):
-                self._hear_notes(uid, word.pop("notes", None))
+                notes, pace = word.pop("notes", None), word.pop("pace", None)
+                if word["beat"] != self._beats.get(uid):
+                    self._beats[uid] = word["beat"]
+                    self._hear_notes(uid, notes)
+                    self.counters[uid] = Counters.model_validate(pace or {})
                 self.liveness.hear(uid, now=now, **word)  # type: ignore[arg-type]
             if self._children.exit_code(uid) is None:
                 state = read_process_state(self._children.pid(uid))

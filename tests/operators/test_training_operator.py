@@ -161,6 +161,7 @@ def test_the_xcom_of_a_success_is_small_and_plain_json() -> None:
         "steps": 60,
         "resumed_from": None,
         "takeovers": [],
+        "summary": {"samples_per_s": None, "allreduce_ms": None, "goodput_pct": None, "checkpoints": 0},
         "result": {"loss": 1.5},
     }
 

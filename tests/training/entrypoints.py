@@ -69,8 +69,10 @@ def train(ctx: Any) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()
         ctx.step(optimizer)
-        ctx.report(loss=loss, lr=0.01)
-        time.sleep(ctx.params.get("pause_s", 0.01))
+        ctx.report(loss=loss, lr=0.01, samples=len(x))
+        time.sleep(ctx.params.get("pause_s", 0.01) * (ctx.params.get("slow", 1) if ctx.shard == 1 else 1))
+        if step == ctx.params.get("sleep_at") and ctx.shard == 0:
+            time.sleep(6)
     if "pause_after_s" in ctx.params:
         time.sleep(ctx.params["pause_after_s"])
     # Not the loop's `loss`: a shard that took over after the last step has done none.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.training.measurements import last_report, read_telemetry
+from airflow_gpu_provider.training.measurements import read_telemetry
 from airflow_gpu_provider.training.plan import check_entrypoint
 from airflow_gpu_provider.training.run_folder import RunFolder, folder_name
 
@@ -68,6 +68,3 @@ def test_a_line_that_a_killed_process_left_half_written_is_left_out(tmp_path: Pa
     )
     (tmp_path / "u1.jsonl").write_text('{"at": 1, "kind": "report", "loss": 0.7}\n')
     assert [line["at"] for line in read_telemetry(tmp_path)] == [1, 2, 3]
-    report = last_report(file)
-    assert report is not None and report["loss"] == 0.5
-    assert last_report(tmp_path / "none.jsonl") is None
