@@ -26,6 +26,7 @@ from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import training_root
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.next_try import note_lost_lease
+from airflow_gpu_provider.training.plan import check_grow_at
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.script import check_script_file
 from airflow_gpu_provider.training.slots import TrainingShape, training_shape
@@ -63,6 +64,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param allow_non_finite_loss: go on when a shard reports a loss that is NaN or infinite
     :param launcher: "local", or "auto" for the same: the worker's own host
     :param join_timeout: seconds that a shard may take from its start to its loop
+    :param grow_at: part of its memory at which a shard asks for more while it trains, as it does when it ran
+        out of it: in place, or on idle devices of this host; None: never
     :param seed: all randomness follows from it, the step and the shard
     """
 
@@ -102,6 +105,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         allow_non_finite_loss: bool = False,
         launcher: Literal["auto", "local", "kubernetes"] = "auto",
         join_timeout: float = 1800.0,
+        grow_at: float | None = 0.9,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -121,6 +125,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.allow_non_finite_loss = allow_non_finite_loss
         self.launcher = check_launcher(launcher)
         self.join_timeout = join_timeout
+        self.grow_at = check_grow_at(grow_at)
         self.seed = seed
         self._run: TrainingRun | None = None
         check_file_in_dag_folder(self)

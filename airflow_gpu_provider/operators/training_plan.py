@@ -53,6 +53,7 @@ def plan_training(
         checkpoint_every_s=training.checkpoint_every,
         allow_non_finite_loss=training.allow_non_finite_loss,
         join_timeout_s=training.join_timeout,
+        grow_at=training.grow_at,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
+from airflow_gpu_provider.operators.growth_answers import GrowthAnswers
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
@@ -105,11 +106,13 @@ class ProgressLog:
 
     def follow(self, lease: HeldLease) -> RunRecord:
         """Return the last record of the run once it has ended. Raise LeaseLost, or LeasePreempted."""
+        answers = GrowthAnswers(lease, self._paths.run_dir)
         while True:
             has_ended = self._run.has_ended()  # asked first: the record read after it is the last one
             lease.raise_if_lost()
             if not has_ended:  # a run that has ended has nothing left to give way with
                 lease.raise_if_ending()
+                answers.look()
             record = self._run.record()
             if self._output is not None:
                 self._output.tell()

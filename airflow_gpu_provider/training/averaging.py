@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -18,6 +19,17 @@ import torch.distributed as dist
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import Flats, Snapshot, TrainingState
+
+
+class Wish(IntEnum):
+    """What a shard was asked for at the next synchronisation; the largest that any of them has counts."""
+
+    GO_ON = 0
+    """Nothing."""
+    PAUSE = 1
+    """Save and wait: ranks are handed over."""
+    STOP = 2
+    """Save and leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +43,13 @@ class Exchange:
 class Averaging(Protocol):
     """How shards come to share one state."""
 
-    #: a shard was asked to stop, and all of them have agreed on this step to do so
-    is_stopping: bool
+    #: what all shards have agreed on for this step
+    agreed: Wish
 
-    def step_optimizer(
-        self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wants_stop: bool
-    ) -> None:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wish: Wish) -> None:
         """Do the author's optimizer step. Never raises for a lost group: the author's loop body goes on."""
 
-    def end_step(
-        self, group: ShardGroup, step: int, *, is_window_end: bool, wants_stop: bool
-    ) -> Exchange | None:
+    def end_step(self, group: ShardGroup, step: int, *, is_window_end: bool, wish: Wish) -> Exchange | None:
         """Share what ``step`` (from 1) has brought; None when nothing was due."""
 
     def commit(self, version: int, flats: Flats) -> None:
@@ -61,27 +69,23 @@ class StateAveraging:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._snapshot: Snapshot | None = None
-        self.is_stopping = False
+        self.agreed = Wish.GO_ON
 
     @property
     def version(self) -> int | None:
         """The snapshot's version."""
         return None if self._snapshot is None else self._snapshot.version
 
-    def step_optimizer(
-        self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wants_stop: bool
-    ) -> None:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wish: Wish) -> None:
         """Step with this shard's own gradients."""
         optimizer.step()
 
-    def end_step(
-        self, group: ShardGroup, step: int, *, is_window_end: bool, wants_stop: bool
-    ) -> Exchange | None:
+    def end_step(self, group: ShardGroup, step: int, *, is_window_end: bool, wish: Wish) -> Exchange | None:
         """Average at the end of a window."""
         group.raise_if_replaced()
         if not is_window_end:
             return None
-        words = group.gather([self._state.layout_digest(), int(wants_stop)])
+        words = group.gather([self._state.layout_digest(), int(wish)])
         if len({word[0] for word in words}) > 1:
             raise InvalidRequest(
                 "Shards hold optimizer state for different parameters, so it cannot be averaged; let every "
@@ -92,7 +96,7 @@ class StateAveraging:
         group.average(flats)
         self._state.unpack(flats)
         self.commit(step, flats)
-        self.is_stopping = any(word[1] for word in words)
+        self.agreed = Wish(max(word[1] for word in words))
         size = sum(flat.numel() * flat.element_size() for flat in flats.values())
         return Exchange(size, time.monotonic() - started_at)
 
@@ -120,21 +124,19 @@ class GradientAveraging:
         self._sent: Exchange | None = None
         self._is_lost = False
         self._version: int | None = None
-        self.is_stopping = False
+        self.agreed = Wish.GO_ON
 
     @property
     def version(self) -> int | None:
         """The live state's version: between two steps it is always a committed one."""
         return self._version
 
-    def step_optimizer(
-        self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wants_stop: bool
-    ) -> None:
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wish: Wish) -> None:
         """Average the gradients, then step; skip the step when the group is lost."""
         if self._is_lost:
             return
         try:
-            self._sent, self.is_stopping = self._average(optimizer, group, wants_stop)
+            self._sent, self.agreed = self._average(optimizer, group, wish)
         except GroupLost:
             self._is_lost = True
             return
@@ -143,9 +145,7 @@ class GradientAveraging:
         self._version = (self._version or 0) + 1
         self._keep_buffers()
 
-    def end_step(
-        self, group: ShardGroup, step: int, *, is_window_end: bool, wants_stop: bool
-    ) -> Exchange | None:
+    def end_step(self, group: ShardGroup, step: int, *, is_window_end: bool, wish: Wish) -> Exchange | None:
         """Check that the author's body shared its gradients once."""
         if self._is_lost:
             raise GroupLost("the gradients of this step were not reduced")
@@ -174,14 +174,15 @@ class GradientAveraging:
 
     @torch.no_grad()
     def _average(
-        self, optimizer: torch.optim.Optimizer, group: ShardGroup, wants_stop: bool
-    ) -> tuple[Exchange, bool]:
+        self, optimizer: torch.optim.Optimizer, group: ShardGroup, wish: Wish
+    ) -> tuple[Exchange, Wish]:
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         wide = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-        # One buffer, so one round: gradients and buffers, then who has a gradient, then who wants to stop.
+        # One buffer, so one round: gradients and buffers, then who has a gradient, then who wishes what.
         tensors = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         tensors += [buffer for buffer in self._state.buffers() if buffer.is_floating_point()]
-        words = torch.tensor([p.grad is not None for p in parameters] + [wants_stop], dtype=wide)
+        wishes = [wish is Wish.PAUSE, wish is Wish.STOP]
+        words = torch.tensor([p.grad is not None for p in parameters] + wishes, dtype=wide)
         flat = torch.cat([t.reshape(-1).to(group.device, wide) for t in tensors] + [words.to(group.device)])
         started_at = time.monotonic()
         group.reduce(flat, dist.ReduceOp.SUM)
@@ -194,4 +195,5 @@ class GradientAveraging:
             start += tensor.numel()
             if index < len(parameters):
                 parameters[index].grad = tensor if words[index] else None
-        return Exchange(flat.numel() * flat.element_size(), seconds), bool(words[-1])
+        agreed = Wish.STOP if words[-1] else Wish.PAUSE if words[-2] else Wish.GO_ON
+        return Exchange(flat.numel() * flat.element_size(), seconds), agreed

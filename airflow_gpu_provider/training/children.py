@@ -11,13 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from airflow_gpu_provider.training import shard
 from airflow_gpu_provider.training.failures import Remains, ShardReport
+from airflow_gpu_provider.training.isolation import without_limits
 from airflow_gpu_provider.training.nursery import Nursery, Order
 from airflow_gpu_provider.training.parenthood import end_strays, reap_strays
 from airflow_gpu_provider.training.plan import RunPlan, Slot
@@ -84,11 +85,13 @@ class Children:
         self._address = address
         self._prefix = prefix
         self._children: dict[str, _Child] = {}
+        #: where the run may have processes, one each
+        self.slots: tuple[Slot, ...] = (*plan.member_slots, *plan.spare_slots)
 
     def start(self, uid: str, slot: Slot) -> None:
         """Start a shard process."""
         environment = {
-            **os.environ,
+            **without_limits(os.environ),
             "OMP_NUM_THREADS": str(self._plan.threads_per_shard),
             "PYTHONUNBUFFERED": "1",
             **slot.environment,
@@ -121,11 +124,21 @@ class Children:
 
     def free_slot(self, suspect_devices: Sequence[str]) -> Slot | None:
         """Return a slot in which no process runs and whose devices are not suspect."""
-        free = [*self._plan.member_slots, *self._plan.spare_slots]
+        free = list(self.slots)
         for child in self._children.values():
-            if child.process.poll() is None:
+            if child.process.poll() is None and child.slot in free:
                 free.remove(child.slot)
         return next((slot for slot in free if not set(suspect_devices).intersection(slot.device_ids)), None)
+
+    def set_slots(self, slots: Sequence[Slot]) -> None:
+        """Start processes in these places from now on; those that run stay where they are."""
+        self.slots = tuple(slots)
+
+    def change_slots(self, change: Callable[[Slot], Slot]) -> None:
+        """Let every place, with the process in it, be what it became."""
+        self.slots = tuple(change(slot) for slot in self.slots)
+        for child in self._children.values():
+            child.slot = change(child.slot)
 
     def fence(self, uid: str) -> None:
         """Make sure that neither the process nor what it started (data loaders, say) runs any longer."""

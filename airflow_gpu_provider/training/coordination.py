@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -28,6 +28,8 @@ class Control:
     members: dict[str, int]
     finishing: bool = False  #: all steps are done and saved: a new member loads the final checkpoint
     stop: bool = False  #: save at the next synchronisation and leave
+    pause: bool = False  #: save at the next synchronisation and wait: ranks are handed over there
+    limits: dict[str, int] = field(default_factory=dict)  #: memory in MiB of processes whose limit changed
 
 
 class RunStore:

@@ -124,6 +124,7 @@ class ShardFailure(BaseModel):
     step: int | None
     cause: FailureCause
     evidence: str
+    is_of_device: bool = False  #: out of memory: the device's, not the host's
 
     @property
     def sentence(self) -> str:

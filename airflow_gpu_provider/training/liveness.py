@@ -34,6 +34,7 @@ class _Watched:
     phase: str = "starting"
     version: int = -1
     same_since: float = 0.0  #: step and phase are what they were
+    memory_mib: int | None = None
     stopped_at: float | None = None
     cpu_s: float = 0.0
     cpu_s_when_heard: float = 0.0
@@ -68,12 +69,22 @@ class Liveness:
                     watched.stopped_at += pause
         self._ticked_at = now
 
-    def hear(self, uid: str, *, beat: int, phase: str, step: int, version: int, now: float) -> None:
+    def hear(
+        self,
+        uid: str,
+        *,
+        beat: int,
+        phase: str,
+        step: int,
+        version: int,
+        now: float,
+        memory_mib: int | None = None,
+    ) -> None:
         """Take a heartbeat; one that was heard already changes nothing."""
         watched = self._watched[uid]
         if beat == watched.beat:
             return
-        watched.beat, watched.heard_at = beat, now
+        watched.beat, watched.heard_at, watched.memory_mib = beat, now, memory_mib
         watched.cpu_s_when_heard = watched.cpu_s
         if step != watched.step or phase in _EXCUSED or phase != watched.phase:
             watched.progressed_at = now
@@ -140,6 +151,11 @@ class Liveness:
     def version(self) -> int:
         """Return the newest state that any process says all shards share."""
         return max((watched.version for watched in self._watched.values()), default=-1)
+
+    def memory_mib(self, uid: str) -> int | None:
+        """Return the most that a process said it had taken of one of its devices."""
+        watched = self._watched.get(uid)
+        return None if watched is None else watched.memory_mib
 
     def step(self, uid: str) -> int | None:
         """Return the step a process was at."""

@@ -7,7 +7,9 @@ whoever holds it does the same work. No I/O here: the supervisor acts on what th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +51,34 @@ class Membership:
         """Return the membership with one more process in waiting."""
         return replace(self, spares=(*self.spares, uid))
 
-    def fill(self, parked: frozenset[str]) -> tuple[Membership, dict[str, int]]:
+    def fill(
+        self, parked: frozenset[str], *, promised: Mapping[int, str] = MappingProxyType({})
+    ) -> tuple[Membership, dict[str, int]]:
         """Give vacant ranks to spares, warm (``parked``) ones first.
 
+        ``promised`` ranks are for the process that is named alone, and wait where it is none of ours yet.
         Return the new membership and who took which rank. The generation moves on only when every rank has a
         holder: survivors wait for one change, not for each part of it.
         """
-        by_readiness = sorted(self.spares, key=lambda uid: (uid not in parked, self.spares.index(uid)))
-        taken = dict(zip(by_readiness, self.vacant, strict=False))
+        keepers = {promised[rank]: rank for rank in self.vacant if promised.get(rank) in self.spares}
+        free = [uid for uid in self.spares if uid not in promised.values()]
+        by_readiness = sorted(free, key=lambda uid: (uid not in parked, self.spares.index(uid)))
+        open_ranks = [rank for rank in self.vacant if rank not in promised]
+        taken = keepers | dict(zip(by_readiness, open_ranks, strict=False))
         filled = replace(
             self,
             members={**self.members, **taken},
             spares=tuple(uid for uid in self.spares if uid not in taken),
-            vacant=self.vacant[len(taken) :],
+            vacant=tuple(rank for rank in self.vacant if rank not in taken.values()),
         )
         return (filled.next() if taken and filled.is_complete else filled), taken
+
+    def hand_over(self, newcomers: Mapping[int, str]) -> Membership:
+        """Return the next generation, in which these spares hold these ranks and their old holders none."""
+        kept = {uid: rank for uid, rank in self.members.items() if rank not in newcomers}
+        members = {**kept, **{uid: rank for rank, uid in newcomers.items()}}
+        spares = tuple(uid for uid in self.spares if uid not in members)
+        return replace(self, members=members, spares=spares).next()
 
     def next(self) -> Membership:
         """Return the same assignment as a new generation: the retry of a synchronisation."""

@@ -29,6 +29,18 @@ def check_entrypoint(entrypoint: str) -> str:
     return entrypoint
 
 
+def check_grow_at(grow_at: object) -> float | None:
+    """Return a valid ``grow_at``, else raise InvalidRequest."""
+    if grow_at is None:
+        return None
+    if isinstance(grow_at, bool) or not isinstance(grow_at, int | float) or not 0 < grow_at <= 1:
+        raise InvalidRequest(
+            f"grow_at={grow_at!r}: allowed is a part of a shard's memory above 0 and up to 1, for example "
+            "0.9, or None for shards that never ask for more."
+        )
+    return float(grow_at)
+
+
 class Slot(BaseModel):
     """Where one shard process runs: its environment and the device torch sees in it."""
 
@@ -37,6 +49,7 @@ class Slot(BaseModel):
     device_ids: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     torch_device: str = "cpu"
+    memory_mib: int | None = None  #: what the shard may use of each of its devices; None = not known
 
 
 class RunPlan(BaseModel):
@@ -72,6 +85,9 @@ class RunPlan(BaseModel):
         default=900.0, gt=0
     )  #: a shard that computes this long without ending a step hangs
     sync_timeout_s: float = Field(default=1800.0, gt=0)
+    grow_at: float | None = Field(
+        default=None, gt=0, le=1
+    )  #: part of its memory at which a shard asks for more; None: nobody who holds a lease is there to ask
     stop_grace_s: float = Field(
         default=10.0, ge=0
     )  #: shorter than a lease's TTL: it also runs when the operator died

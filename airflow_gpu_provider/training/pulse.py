@@ -20,6 +20,7 @@ from enum import Enum
 from pydantic import JsonValue
 
 from airflow_gpu_provider.training.coordination import Control, RunStore
+from airflow_gpu_provider.training.memory_limit import change_limit, used_memory_mib
 from airflow_gpu_provider.training.pace import Counters
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,12 @@ class Phase(str, Enum):
 class Pulse:
     """Heartbeat out, control in."""
 
-    def __init__(self, uid: str, store: RunStore, *, interval_s: float) -> None:
+    def __init__(self, uid: str, store: RunStore, *, interval_s: float, torch_device: str = "cpu") -> None:
         self._uid = uid
         self._store = store
         self._interval_s = interval_s
+        self._torch_device = torch_device
+        self._limit_mib: int | None = None  #: what the supervisor has changed it to
         self._outbox: queue.SimpleQueue[tuple[str, JsonValue]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._beat_until_orphaned, name="pulse", daemon=True)
         self.control: Control | None = None
@@ -90,7 +93,7 @@ class Pulse:
                     beat += 1
                     next_beat_at = time.monotonic() + self._interval_s
                     self._store.put(f"heartbeat/{self._uid}", self._heartbeat(beat))
-                self.control = self._store.get_control() or self.control
+                self._take(self._store.get_control())
                 time.sleep(_POLL_S)
         except Exception:
             # Any failure of the store means the same: the supervisor no longer exists.
@@ -99,6 +102,16 @@ class Pulse:
             )
             os._exit(ORPHAN_EXIT)
 
+    def _take(self, control: Control | None) -> None:
+        if control is None:
+            return
+        limit_mib = control.limits.get(self._uid)
+        if limit_mib is not None and limit_mib != self._limit_mib:
+            self._limit_mib = limit_mib
+            log.info("This shard may take %d MiB of each of its devices from now on", limit_mib)
+            change_limit(limit_mib)
+        self.control = control  # after the limit: a spare that takes a rank has the memory for it
+
     def _heartbeat(self, beat: int) -> JsonValue:
         word: dict[str, JsonValue] = {
             "beat": beat,
@@ -106,6 +119,7 @@ class Pulse:
             "step": self.step,
             "version": self.version,
             "pace": self.counters().model_dump(),
+            "memory_mib": used_memory_mib(self._torch_device),
         }
         if self._notes:
             word["notes"] = {str(number): sentence for number, sentence in tuple(self._notes)}

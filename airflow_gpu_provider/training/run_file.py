@@ -96,6 +96,7 @@ class RunRecord(BaseModel):
     straggler: Straggler | None = None
     stall: Stall | None = None
     summary: RunSummary = RunSummary()
+    growths: list[str] = []  #: "shard 0 has taken 7800 MiB of ...: moved from GPU-a to GPU-b"
     checkpoint: CheckpointRecord | None = None
     script: ScriptRecord | None = None  #: None: the run of an entrypoint
     result: JsonValue = None  #: what ``train`` returned on rank 0

@@ -70,7 +70,8 @@ class Saving:
         if record is None:
             return 0
         self._folder.load(self._state, record)
-        self._store.put("resumed_from", record.step)
+        if self._store.get("checkpoint") is None:  # else it is this run's own, from a handover of all ranks
+            self._store.put("resumed_from", record.step)
         self._announce(record)
         return record.step
 

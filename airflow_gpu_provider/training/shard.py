@@ -63,9 +63,10 @@ def _train(plan: RunPlan, uid: str) -> int:
     torch.set_num_threads(plan.threads_per_shard)
     address, prefix = os.environ[STORE_VARIABLE], os.environ[PREFIX_VARIABLE]
     store = RunStore.connect(address, prefix)
-    pulse = Pulse(uid, RunStore.connect(address, prefix), interval_s=plan.heartbeat_s)
-    pulse.start()
     device = torch.device(os.environ[DEVICE_VARIABLE])
+    pulse_store = RunStore.connect(address, prefix)
+    pulse = Pulse(uid, pulse_store, interval_s=plan.heartbeat_s, torch_device=device.type)
+    pulse.start()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         limit_torch_memory()

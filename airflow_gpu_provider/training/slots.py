@@ -10,28 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.training.isolation import device_environment
+from airflow_gpu_provider.training.isolation import LeasedDevice, device_environment
 from airflow_gpu_provider.training.plan import Slot
 
 Backend = Literal["gloo", "nccl"]
 
 #: share of redundant shards while nothing is known of failures
 USUAL_REDUNDANCY = 0.10
-
-
-class LeasedDevice(Protocol):
-    """What is used of a leased device."""
-
-    @property
-    def id(self) -> str:
-        """Its UUID."""
-
-    @property
-    def simulated(self) -> bool:
-        """True when its work runs on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +108,10 @@ def assign_slots(
 ) -> SlotPlan:
     """Deal the devices out to ``shard_count`` members and up to ``spares`` spare processes."""
     share = devices_per_shard(len(devices), shard_count)
-    members = tuple(_slot(devices[i * share : (i + 1) * share]) for i in range(shard_count))
+    members = tuple(slot_on(devices[i * share : (i + 1) * share]) for i in range(shard_count))
     chosen = _backend(backend, members)
     own = min(spares, len(spare_devices) // share)
-    spare_slots = [_slot(spare_devices[i * share : (i + 1) * share]) for i in range(own)]
+    spare_slots = [slot_on(spare_devices[i * share : (i + 1) * share]) for i in range(own)]
     sentence = f"{shard_count} shards of {share} device(s), {own} spare(s) on devices of their own, {chosen}"
     if missing := spares - own:
         if chosen == "nccl":
@@ -149,13 +137,14 @@ def _whole(name: str, value: object) -> int:
     return number
 
 
-def _slot(devices: Sequence[LeasedDevice]) -> Slot:
-    ids = tuple(device.id for device in devices)
-    simulated = any(device.simulated for device in devices)
+def slot_on(devices: Sequence[LeasedDevice]) -> Slot:
+    """Return the place of a shard on these devices."""
+    is_simulated = any(device.simulated for device in devices)
     return Slot(
-        device_ids=ids,
-        environment=device_environment(ids, simulated=simulated),
-        torch_device="cpu" if simulated else "cuda:0",
+        device_ids=tuple(device.id for device in devices),
+        environment=device_environment(devices),
+        torch_device="cpu" if is_simulated else "cuda:0",
+        memory_mib=min(device.memory_limit_mib or device.memory_mib for device in devices),
     )
 
 

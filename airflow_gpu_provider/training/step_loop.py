@@ -14,7 +14,13 @@ import torch
 from pydantic import TypeAdapter
 
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.training.averaging import Averaging, Exchange, GradientAveraging, StateAveraging
+from airflow_gpu_provider.training.averaging import (
+    Averaging,
+    Exchange,
+    GradientAveraging,
+    StateAveraging,
+    Wish,
+)
 from airflow_gpu_provider.training.coordination import Control, RunStore
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.pulse import Phase, Pulse
@@ -105,11 +111,14 @@ class StepLoop:
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Do the author's optimizer step."""
-        self._averaging.step_optimizer(optimizer, self._group, wants_stop=self._wants_stop)
+        self._averaging.step_optimizer(optimizer, self._group, wish=self._wish)
 
     @property
-    def _wants_stop(self) -> bool:
-        return self._pulse.control is not None and self._pulse.control.stop
+    def _wish(self) -> Wish:
+        control = self._pulse.control
+        if control is None:
+            return Wish.GO_ON
+        return Wish.STOP if control.stop else Wish.PAUSE if control.pause else Wish.GO_ON
 
     # -- the end of a step ---------------------------------------------------------------------------------
 
@@ -122,9 +131,7 @@ class StepLoop:
             if self._plan.sync_interval > 1:
                 self._telemetry.meter.arrive()
         window_s = time.monotonic() - self._window_started_at
-        exchange = self._averaging.end_step(
-            self._group, done, is_window_end=is_window_end, wants_stop=self._wants_stop
-        )
+        exchange = self._averaging.end_step(self._group, done, is_window_end=is_window_end, wish=self._wish)
         self.step = done
         if exchange is None:
             return
@@ -155,14 +162,26 @@ class StepLoop:
         )
 
     def _save_when_due(self) -> None:
-        is_stopping = self._averaging.is_stopping and self.version < self.count
+        agreed = self._averaging.agreed if self.version < self.count else Wish.GO_ON
         if self._group.rank == 0:
-            if is_stopping:
+            if agreed is not Wish.GO_ON:
                 self._saving.save(self.version)
             elif self.version < self.count:
                 self._saving.after_sync(self.version)
-        if is_stopping:
+        if agreed is Wish.STOP:
             raise Leaving("stopped at a synchronisation")
+        if agreed is Wish.PAUSE:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait in the state that all shards share until ranks have been handed over. Raises GroupLost."""
+        self._pulse.phase = Phase.WAITING
+        self._store.put(f"paused/{self._group.generation}/{self._uid}", True)
+        while True:
+            self._group.raise_if_replaced()
+            if self._wish is Wish.STOP:
+                raise Leaving("stopped while ranks were handed over")
+            time.sleep(0.01)
 
     # -- joining a generation ------------------------------------------------------------------------------
 
@@ -183,8 +202,8 @@ class StepLoop:
     def _await_rank(self) -> Control:
         """Wait warm until there is a rank for this process. Raise Leaving when the run stops before."""
         while (control := self._pulse.control) is None or self._uid not in control.members:
-            if control is not None and control.stop:
-                raise Leaving("a spare that was not needed")
+            if control is not None and (control.stop or self.rank is not None):
+                raise Leaving("a spare that was not needed" if self.rank is None else "the rank is another's")
             if control is not None and self._pulse.phase is Phase.STARTING:
                 self._state.materialise()  # imports and compiles what the first step would have to
                 self._pulse.phase = Phase.PARKED

@@ -16,6 +16,7 @@ from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.chronicle import Chronicle
 from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
+from airflow_gpu_provider.training.growth import Growth
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.nursery import Nursery
 from airflow_gpu_provider.training.observer import Observer
@@ -45,9 +46,13 @@ class Supervisor:
         self.record = self._chronicle.record
         self._observer = Observer(plan, self._children, self.record)
         self._started = self.record.processes_started
-        uids = tuple(f"u{self._started + n}" for n in range(plan.shard_count + len(plan.spare_slots)))
+        self._growth = Growth(
+            plan, self.record, self._store, self._children, self._liveness, self._start_process
+        )
+        uids = tuple(f"u{self._started + n}" for n in range(len(self._children.slots)))
         members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
         self._membership = Membership.first(members, spares, generation=self.record.generation)
+        self._published: Control | None = None
         self._retries = SyncRetries()
         self._respawns = RespawnBudget(plan.max_respawns)
         self._stop = StopRequest()
@@ -58,7 +63,7 @@ class Supervisor:
         self._stop.listen()
         try:
             self._publish()
-            for slot in (*self._plan.member_slots, *self._plan.spare_slots):
+            for slot in self._children.slots:
                 self._start_process(slot)
             while not self.record.state.is_terminal:
                 self._tick(time.monotonic())
@@ -75,6 +80,7 @@ class Supervisor:
         self._stop_when_asked(now)
         self._replace_lost(now)
         if not self.record.state.is_terminal:
+            self._grow(now)
             self._retry_broken_synchronisation(now)
             self._end_when_done(now)
         self._children.reap_strays()
@@ -96,6 +102,7 @@ class Supervisor:
         self._chronicle.take_announcements(self._store)
         if not self._final_seen and self._store.get("final") is not None:
             self._final_seen = True
+            self._growth.give_up()
             self.record.state = RunState.FINISHING
             self._publish()
 
@@ -126,28 +133,33 @@ class Supervisor:
             log.warning("Lost: %s", failure.sentence)
             self._children.fence(failure.uid)
             self._liveness.forget(failure.uid)
+            self._growth.note_loss(failure)
             if failure.cause is FailureCause.GPU_FAULT:
                 self.record.suspect_devices += self._children.slot(failure.uid).device_ids
         self.record.failures += lost
         ending = next((failure for failure in lost if self._must_end(failure)), None)
         if ending is not None:
-            self._fail(ending.sentence, hopeless=ending.cause.is_hopeless)
+            refusal = self._growth.refusal if ending.is_of_device else None
+            more = f"; more memory was asked for and refused: {refusal}" if refusal else ""
+            self._fail(ending.sentence + more, hopeless=ending.cause.is_hopeless)
             return
-        holders = {rank: uid for uid, rank in self._membership.members.items()}
         self._membership = self._membership.lose(frozenset(failure.uid for failure in lost))
         if not self._stop.is_asked:
-            self._fill_vacancies(holders)
+            self._fill_vacancies()
 
     def _must_end(self, failure: ShardFailure) -> bool:
         """Say whether a spare would do no better: the author's error, or a rank out of memory again."""
         is_repeated = failure.cause is FailureCause.OUT_OF_MEMORY and failure.rank is not None
-        earlier = [f for f in self.record.failures if f.rank == failure.rank and f.cause is failure.cause]
+        failures = self._growth.unanswered(self.record.failures)
+        earlier = [f for f in failures if f.rank == failure.rank and f.cause is failure.cause]
         return failure.cause.ends_run or (is_repeated and len(earlier) > 1)
 
-    def _fill_vacancies(self, holders: dict[int, str]) -> None:
+    def _fill_vacancies(self) -> None:
         self._refill_spares()
         before = self._membership.generation
-        self._membership, taken = self._membership.fill(self._liveness.parked())
+        promised = self._growth.promised
+        self._membership, taken = self._membership.fill(self._liveness.parked(), promised=promised)
+        holders = {failure.rank: failure.uid for failure in self.record.failures}
         for uid, rank in taken.items():
             sentence = f"{uid} took rank {rank} of {holders.get(rank, 'a lost shard')}"
             log.info("Takeover: %s", sentence)
@@ -155,7 +167,7 @@ class Supervisor:
         if self._membership.generation != before:
             self._retries.explained()
             self._publish()
-        elif not self._membership.is_complete:
+        elif not promised.keys() >= set(self._membership.vacant):
             last = self.record.failures[-1].sentence
             why = f"all {self._plan.max_respawns} respawns are used without progress in between"
             if self.record.respawns_left:
@@ -168,7 +180,10 @@ class Supervisor:
 
     def _refill_spares(self) -> None:
         """Start replacements for lost processes: at once for a vacant rank, in the background for a spare."""
-        wanted = len(self._membership.vacant) + len(self._plan.spare_slots) - len(self._membership.spares)
+        promised = self._growth.promised
+        vacant = sum(rank not in promised for rank in self._membership.vacant)
+        spares = sum(uid not in promised.values() for uid in self._membership.spares)
+        wanted = vacant + len(self._children.slots) - self._plan.shard_count - spares
         for _ in range(min(wanted, self.record.respawns_left)):
             slot = self._children.free_slot(self.record.suspect_devices)
             if slot is None:
@@ -179,6 +194,13 @@ class Supervisor:
             uid = self._start_process(slot)
             self._membership = self._membership.add_spare(uid)
             log.info("%s is started as a replacement, %d respawns left", uid, self.record.respawns_left)
+
+    def _grow(self, now: float) -> None:
+        if self._stop.is_asked:
+            self._growth.give_up()
+        self._membership = self._growth.tick(self._membership, now)
+        if self._control() != self._published:
+            self._publish()
 
     def _start_process(self, slot: Slot) -> str:
         uid = f"u{self._started}"
@@ -237,13 +259,18 @@ class Supervisor:
     # -- telling -------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        control = Control(
+        self._published = self._control()
+        self._store.put_control(self._published)
+
+    def _control(self) -> Control:
+        return Control(
             generation=self._membership.generation,
             members=self._membership.members,
             finishing=self._final_seen,
             stop=self._stop.is_asked,
+            pause=self._growth.wants_pause,
+            limits=self._growth.limits(self._membership),
         )
-        self._store.put_control(control)
 
     def _write(self, *, force: bool = False) -> None:
         self._chronicle.note_members(self._membership, self._liveness)

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.coordination import RunStore
-from airflow_gpu_provider.training.failures import ShardFailure, classify
+from airflow_gpu_provider.training.failures import FailureCause, ShardFailure, classify
 from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.pace import Counters
@@ -89,4 +89,13 @@ class Watch:
         cause, evidence = classify(remains)
         step = remains.report.step if remains.report else self.liveness.step(uid)
         told_at = remains.report.at if remains.report else float("inf")
-        return told_at, ShardFailure(uid=uid, rank=rank, step=step, cause=cause, evidence=evidence)
+        # MemoryError and the kernel tell of the host's memory, of which another device has no more.
+        has_reported = cause is FailureCause.OUT_OF_MEMORY and remains.report is not None
+        return told_at, ShardFailure(
+            uid=uid,
+            rank=rank,
+            step=step,
+            cause=cause,
+            evidence=evidence,
+            is_of_device=has_reported and not evidence.startswith(MemoryError.__name__),
+        )

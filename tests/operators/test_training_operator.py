@@ -117,6 +117,9 @@ class FakeLease:
 class FakeDevice:
     id: str
     simulated: bool = True
+    memory_mib: int = 40_960
+    milli: int = 1000
+    memory_limit_mib: int | None = None
 
 
 @dataclass

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+#: memory that a training has taken for good
+TAKEN: list[torch.Tensor] = []
+
 
 def batch(step: int, shard: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1_000_003 * step + shard)
@@ -45,6 +48,16 @@ def limit_files(step: int, begin: int = -1, end: int = -1) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192 if step == begin else hard, hard))
 
 
+def need_memory(step: int, params: dict[str, Any]) -> None:
+    """Take memory for good, or do what PyTorch does when it may not have as much."""
+    needed_mib = params.get("take_mib", 0)
+    if step == params.get("take_memory_at"):
+        TAKEN.append(torch.ones(needed_mib * 2**18))
+    limit = int(os.environ.get("GPU_MEMORY_LIMIT_MIB", needed_mib))
+    if step == params.get("out_of_memory_at") and limit < needed_mib:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. {needed_mib} MiB are needed, {limit} allowed")
+
+
 def train(ctx: Any) -> dict[str, Any]:
     """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
     net = model().to(ctx.device)
@@ -66,6 +79,7 @@ def train(ctx: Any) -> dict[str, Any]:
             ctx.report(loss=float("nan"))
         if ctx.shard == 0:
             limit_files(step, *ctx.params.get("disk_full", ()))
+            need_memory(step, ctx.params)
         optimizer.zero_grad()
         loss.backward()
         ctx.step(optimizer)

@@ -1,6 +1,6 @@
-"""What training in two shards must give, computed in one process without any of the machinery.
+"""What training in shards must give, computed in one process without any of the machinery.
 
-Two models side by side, averaged by hand: the weights of a real run have to equal these bit by bit, with and
+Models side by side, averaged by hand: the weights of a real run have to equal these bit by bit, with and
 without failures.
 """
 
@@ -15,16 +15,14 @@ from airflow_gpu_provider.training.randomness import seed_everything
 from airflow_gpu_provider.training.state import TrainingState
 from tests.training.entrypoints import batch, model
 
-SHARDS = 2
-
 
 @functools.cache
-def expected_weights(sync_interval: int, steps: int = 60) -> str:
+def expected_weights(sync_interval: int, steps: int = 60, shard_count: int = 2) -> str:
     """Return the digest of weights and optimizer state after ``steps`` steps."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the shards: sums of several threads differ in the last bit
     try:
-        shards = [_new_shard() for _ in range(SHARDS)]
+        shards = [_new_shard() for _ in range(shard_count)]
         for step in range(steps):
             for number, (net, optimizer) in enumerate(shards):
                 seed_everything(0, step, number)
@@ -45,7 +43,7 @@ def expected_weights(sync_interval: int, steps: int = 60) -> str:
         digests = {TrainingState([net], [optimizer]).digest() for net, optimizer in shards}
     finally:
         torch.set_num_threads(threads)
-    (digest,) = digests  # both shards hold the same
+    (digest,) = digests  # all shards hold the same
     return digest
 
 
@@ -58,6 +56,6 @@ def _new_shard() -> tuple[nn.Module, torch.optim.Optimizer]:
 @torch.no_grad()
 def _average(tensors_of_shards: list[list[torch.Tensor]]) -> None:
     for same in zip(*tensors_of_shards, strict=True):
-        mean = sum(same[1:], start=same[0].clone()) / SHARDS
+        mean = sum(same[1:], start=same[0].clone()) / len(same)
         for tensor in same:
             tensor.copy_(mean)

@@ -280,6 +280,9 @@ def test_an_exception_tells_its_cause_outside_a_training_too() -> None:
 class FakeDevice:
     id: str
     simulated: bool = False
+    memory_mib: int = 40_960
+    milli: int = 1000
+    memory_limit_mib: int | None = None
 
 
 def devices(count: int, *, simulated: bool = False, start: int = 0) -> list[FakeDevice]:

@@ -1,0 +1,135 @@
+"""Answers what the supervisor of a run asks of its lease: more memory, in place or by a move.
+
+Called again and again by whoever holds the lease and watches the run. It keeps nothing but the open offer,
+and would find that again by asking the broker for the same, so that another holder may go on. Asked by
+`training.growth`; a move is committed only when the supervisor says that nothing runs in the old places.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from airflow_gpu_provider.exceptions import GpuProviderError, LeaseLost, NotResized
+from airflow_gpu_provider.operators.offered_move import OfferedMove
+from airflow_gpu_provider.training.growth_words import (
+    Answer,
+    GrownDevice,
+    GrowthFiles,
+    Outcome,
+    Question,
+    Verb,
+)
+from airflow_gpu_provider.wire import DeviceView
+
+log = logging.getLogger(__name__)
+
+
+class GrowingLease(Protocol):
+    """What is used of a `HeldLease`."""
+
+    @property
+    def devices(self) -> Sequence[DeviceView]:
+        """Those of the members."""
+
+    @property
+    def spares(self) -> Sequence[DeviceView]:
+        """Those beside them."""
+
+    def resize(self, *, memory: str) -> OfferedMove | None:
+        """Have so much memory on each device, at once or by the move that is returned. Raise NotResized."""
+
+
+class GrowthAnswers:
+    """The holder's side of the talk about one run's lease."""
+
+    def __init__(self, lease: GrowingLease, run_dir: Path) -> None:
+        self._lease = lease
+        self._files = GrowthFiles(run_dir)
+        self._offer: OfferedMove | None = None
+
+    def look(self) -> None:
+        """Answer the question that waits, if one does; without a broker it goes on waiting."""
+        question = self._files.question()
+        if question is None:
+            return
+        try:
+            answer = self._resize(question) if question.verb is Verb.RESIZE else self._close(question)
+        except LeaseLost:
+            raise
+        except GpuProviderError as error:
+            log.warning("The run asks for %s, and the broker does not answer: %s", question.verb.value, error)
+            return
+        log.info("The run asked for %s (%s): %s", question.verb.value, question.why, answer.sentence)
+        self._files.answer(answer)
+
+    def _resize(self, question: Question) -> Answer:
+        refusal = "nothing was asked for"
+        for memory_mib in question.memory_mib:
+            try:
+                offer = self._lease.resize(memory=f"{memory_mib}MiB")
+                if offer is not None:
+                    offer.accept()
+            except NotResized as refused:
+                refusal = refused.message
+                continue
+            if offer is not None and not self._is_here(offer):
+                offer.decline()
+                refusal = "the devices that are free are on another host, where this run has no processes"
+                continue
+            self._offer = offer
+            return self._granted(question, offer, memory_mib)
+        return Answer(number=question.number, outcome=Outcome.REFUSED, sentence=refusal)
+
+    def _is_here(self, offer: OfferedMove) -> bool:
+        return {device.host for device in offer.devices} <= {device.host for device in self._lease.devices}
+
+    def _granted(self, question: Question, offer: OfferedMove | None, memory_mib: int) -> Answer:
+        if offer is None:
+            return Answer(
+                number=question.number,
+                outcome=Outcome.IN_PLACE,
+                sentence=f"{memory_mib} MiB on each device, in place",
+                memory_mib=memory_mib,
+                devices=_grown((*self._lease.devices, *self._lease.spares)),
+            )
+        moves = ", ".join(f"from {old} to {new}" for old, new in offer.moves)
+        return Answer(
+            number=question.number,
+            outcome=Outcome.MOVING,
+            sentence=f"{memory_mib} MiB on each device, {moves}",
+            memory_mib=memory_mib,
+            devices=_grown((*offer.devices, *offer.spares)),
+            moves=offer.moves,
+        )
+
+    def _close(self, question: Question) -> Answer:
+        """Commit or decline the move; repeated, it finds that done."""
+        offer = self._offer or self._lease.resize(memory=f"{question.memory_mib[0]}MiB")
+        self._offer = None
+        done = Answer(number=question.number, outcome=Outcome.DONE, sentence="the old devices are given back")
+        if offer is None:
+            return done
+        try:
+            if question.verb is Verb.DECLINE or tuple(offer.moves) != question.moves:
+                offer.decline()
+                outcome = Outcome.DONE if question.verb is Verb.DECLINE else Outcome.REFUSED
+                return done.model_copy(update={"outcome": outcome, "sentence": "the move is off"})
+            offer.commit()
+        except NotResized as refused:
+            return done.model_copy(update={"outcome": Outcome.REFUSED, "sentence": refused.message})
+        except GpuProviderError:
+            self._offer = offer
+            raise
+        return done
+
+
+def _grown(devices: Iterable[DeviceView]) -> tuple[GrownDevice, ...]:
+    return tuple(
+        GrownDevice(
+            id=device.id, simulated=device.simulated, memory_mib=device.memory_mib, milli=device.milli
+        )
+        for device in devices
+    )

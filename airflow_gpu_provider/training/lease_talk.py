@@ -1,0 +1,75 @@
+"""The supervisor's side of the talk with whoever holds the lease: one question at a time.
+
+A wish that nobody answers is refused after a while; a move that was begun has to be closed, however long the
+answer takes. A question that closes a move is remembered with the new placement before it is put, so that a
+supervisor's successor neither starts in an old place nor leaves the move open. Used by `growth`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_gpu_provider.training.growth_words import (
+    Answer,
+    GrowthFiles,
+    Outcome,
+    Placement,
+    Question,
+    Verb,
+)
+from airflow_gpu_provider.training.plan import RunPlan, Slot
+
+log = logging.getLogger(__name__)
+
+_ANSWER_WITHIN_S = 30.0
+
+
+class LeaseTalk:
+    """Questions and answers of one run."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._files = GrowthFiles(plan.run_dir)
+        self._number = self._files.last_number()
+        self._shards = plan.shard_count
+        self._deadline = 0.0
+        self.asked: Question | None = None  #: what is not answered yet
+        self.placed: tuple[Slot, ...] | None = None  #: where an earlier supervisor has left the processes
+        self._take_up()
+
+    def ask(self, wish: Question, now: float, *, slots: tuple[Slot, ...] | None = None) -> None:
+        """Put a question; with ``slots`` it closes a move to these."""
+        self._number += 1
+        question = wish.model_copy(update={"number": self._number})
+        if slots is not None:
+            self.remember(slots, closing=question)
+        log.info("Asking the holder of the lease: %s %s %s", wish.verb.value, wish.memory_mib, wish.why)
+        self._files.ask(question)
+        self.asked, self._deadline = question, now + _ANSWER_WITHIN_S
+
+    def hear(self, now: float) -> Answer | None:
+        """Return the answer once there is one; the question is over then."""
+        assert self.asked is not None
+        answer = self._files.answer_to(self.asked.number)
+        if answer is None:
+            if self.asked.verb is not Verb.RESIZE or now < self._deadline:
+                return None
+            sentence = f"nobody who holds the lease answered within {_ANSWER_WITHIN_S:g} s"
+            answer = Answer(number=self.asked.number, outcome=Outcome.REFUSED, sentence=sentence)
+        log.info("The holder of the lease: %s: %s", answer.outcome.value, answer.sentence)
+        self.asked = None
+        return answer
+
+    def remember(self, slots: tuple[Slot, ...], *, closing: Question | None = None) -> None:
+        """Note where the processes are from now on."""
+        members, spares = slots[: self._shards], slots[self._shards :]
+        self._files.place(Placement(members=members, spares=spares, closing=closing))
+
+    def _take_up(self) -> None:
+        placement = self._files.placement()
+        if placement is None:
+            return
+        self.placed = (*placement.members, *placement.spares)
+        if placement.closing is not None:
+            self.asked, self._number = placement.closing, placement.closing.number
+            if self._files.answer_to(self._number) is None:
+                self._files.ask(placement.closing)
