@@ -30,6 +30,7 @@ from airflow_gpu_provider.training.plan import check_grow_at
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.script import check_script_file
 from airflow_gpu_provider.training.slots import TrainingShape, training_shape
+from airflow_gpu_provider.training.stream_priority import check_priority
 from airflow_gpu_provider.wire import ClaimBody
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param join_timeout: seconds that a shard may take from its start to its loop
     :param grow_at: part of its memory at which a shard asks for more while it trains, as it does when it ran
         out of it: in place, or on idle devices of this host; None: never
+    :param stream_priority: "high" puts the function on a CUDA stream that goes first on its device, "normal"
+        does not; "auto": high where the device is shared and the task's value is above 0
     :param seed: all randomness follows from it, the step and the shard
     """
 
@@ -106,6 +109,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         launcher: Literal["auto", "local", "kubernetes"] = "auto",
         join_timeout: float = 1800.0,
         grow_at: float | None = 0.9,
+        stream_priority: Literal["auto", "high", "normal"] = "auto",
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -126,6 +130,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.launcher = check_launcher(launcher)
         self.join_timeout = join_timeout
         self.grow_at = check_grow_at(grow_at)
+        self.stream_priority = check_priority(stream_priority)
         self.seed = seed
         self._run: TrainingRun | None = None
         check_file_in_dag_folder(self)

@@ -14,6 +14,7 @@ from airflow_gpu_provider.operators.training_code import script_of
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.slots import assign_slots
+from airflow_gpu_provider.training.stream_priority import stream_priority
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -54,6 +55,11 @@ def plan_training(
         allow_non_finite_loss=training.allow_non_finite_loss,
         join_timeout_s=training.join_timeout,
         grow_at=training.grow_at,
+        stream_priority=stream_priority(
+            training.stream_priority,
+            value=float(training.value or 0),  # not the priority weight, which every task has
+            is_shared=any(device.milli < 1000 for device in lease.devices),
+        ),
     )
 
 

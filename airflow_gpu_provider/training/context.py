@@ -60,6 +60,8 @@ class TrainContext:
         self._loop: StepLoop | None = None
         self._unchecked: list[tuple[int, torch.Tensor]] = []
         self.device = device
+        #: of the CUDA stream that the function is on: -1 goes first, 0 is the usual one and that of a CPU
+        self.stream_priority = 0
 
     @property
     def params(self) -> Mapping[str, JsonValue]:

@@ -85,6 +85,7 @@ class RunPlan(BaseModel):
         default=900.0, gt=0
     )  #: a shard that computes this long without ending a step hangs
     sync_timeout_s: float = Field(default=1800.0, gt=0)
+    stream_priority: int = Field(default=0, ge=-1, le=0)  #: of the author's CUDA work; -1 goes first
     grow_at: float | None = Field(
         default=None, gt=0, le=1
     )  #: part of its memory at which a shard asks for more; None: nobody who holds a lease is there to ask

@@ -58,6 +58,7 @@ def _train(plan: RunPlan, uid: str) -> int:
     from airflow_gpu_provider.training.pulse import Pulse
     from airflow_gpu_provider.training.randomness import seed_everything
     from airflow_gpu_provider.training.step_loop import Leaving
+    from airflow_gpu_provider.training.stream_priority import prioritised_stream
     from airflow_gpu_provider.training.telemetry import Telemetry
 
     torch.set_num_threads(plan.threads_per_shard)
@@ -77,7 +78,9 @@ def _train(plan: RunPlan, uid: str) -> int:
         assert plan.entrypoint is not None, "a script has no shards of ours"
         train = load_entrypoint(plan.entrypoint)
         seed_everything(plan.seed, 0, 0)  # equal initial weights everywhere
-        result = train(context)
+        with prioritised_stream(plan.stream_priority, torch_device=str(device)) as priority:
+            context.stream_priority = priority
+            result = train(context)
         if not context.is_complete:
             raise InvalidRequest(_left_early(context.step_now))
         store.put(f"done/{uid}", {"result": _checked_result(result) if context.shard == 0 else None})
