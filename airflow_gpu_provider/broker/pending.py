@@ -155,7 +155,7 @@ class Pending:
         """Return all claims, or the first ones, the next one first."""
         lines = (((entry.rank, claim) for entry, claim in reversed(c.queue)) for c in self.classes.values())
         if share.is_on:
-            return in_order(map(list, lines), share, limit)
+            return in_order([list(islice(line, limit)) for line in lines], share, limit)
         return [claim for _, claim in islice(merge(*lines, key=lambda each: each[0]), limit)]
 
     def heads(self, share: FairShare, some: Sequence[ClaimClass] | None = None) -> Iterator[ClaimClass]:

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from airflow_gpu_provider.exceptions import (
@@ -50,6 +51,8 @@ class Asks:
         self._store = AskStore(engine)
         self._desk = desk
         self._being_served: set[int] = set()
+        #: writes the answers: the leader's turns wait for nobody's answer
+        self._writer = ThreadPoolExecutor(1, "gpu-broker-answers")
 
     # -- the replica that was asked
     async def ask(self, request: Change) -> str:
@@ -89,17 +92,30 @@ class Asks:
                 served = self._desk.ask(request, is_wanted=is_wanted)
                 served.add_done_callback(partial(self._answer, question.id))
 
+    def close(self) -> None:
+        """Write the answers that are under way."""
+        self._writer.shutdown()
+
     def clean_up(self) -> None:
         """Forget what replicas that died did not take back."""
         self._store.forget_older(2 * PATIENCE_S)
 
     def _answer(self, number: int, served: Future[Entry]) -> None:
-        self._being_served.discard(number)
         error = served.exception()
         if isinstance(error, NotLeading):
+            self._being_served.discard(number)
             return  # the next leader finds the question
         told: dict[str, Any] = {"error": None}
         if error is not None:
             reason = error.reason if isinstance(error, GpuProviderError) else "failed"
             told = {"error": type(error).__name__, "reason": reason, "message": str(error)}
-        self._store.answer(number, told)
+        self._writer.submit(self._write, number, told)
+
+    def _write(self, number: int, told: dict[str, Any]) -> None:
+        try:
+            self._store.answer(number, told)
+        except SQLAlchemyError as error:
+            # Who asked hears nothing and asks again, which is harmless.
+            log.warning("The answer to another replica's question %d was not written: %s", number, error)
+        finally:
+            self._being_served.discard(number)  # not before: the question looks unanswered until then

@@ -1,8 +1,7 @@
 """The broker of one replica: its tables, its view of the fleet, its desk and its part in the election.
 
 A request goes to the desk when this replica leads (many share one commit), else into the tables, where the
-leader finds it. The routes are thin: what they do is a method here. Deciding happens in `leader`, on the
-thread that `start` starts.
+leader finds it. The routes are thin: what they do is a method here. Deciding happens in `leader`.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from airflow_gpu_provider.server.reconciler import TaskStates
 from airflow_gpu_provider.server.requests import Cancel, Collect, Release, Renew, Request, Submit
 from airflow_gpu_provider.server.reservations import Reservations
 from airflow_gpu_provider.server.stored import StoredEntries
+from airflow_gpu_provider.server.upkeep import Upkeep
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.server.watches import Watches
 from airflow_gpu_provider.store.drains import DrainStore
@@ -124,11 +124,10 @@ class Broker:
             drains=self.drains,
             reservations=self.reservations,
             history=self.history,
-            runs=self.runs,
             wakeup=self.wakeup,
             clock=clock,
-            task_states=task_states,
         )
+        self.upkeep = Upkeep(self, task_states)
 
     def start(self) -> None:
         """Load the fleet and start the leader's loop. Raise BrokerUnavailable for a second one on SQLite."""
@@ -138,10 +137,13 @@ class Broker:
         self.reservations.refresh()
         self.history.start()
         self.leader.start()
+        self.upkeep.start()
 
     def stop(self) -> None:
         """Stop the loop, resign and close the database."""
+        self.upkeep.stop()
         self.leader.stop()
+        self.asks.close()
         self.store.close()
         self.engine.dispose()
         self._sole.give_up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -31,17 +32,19 @@ class Drains:
         self._wake = wake
         self._known: tuple[Drain, ...] = ()
         self._in_force: tuple[Drain, ...] = ()
+        self._refreshing = threading.Lock()
         #: grows whenever another set of drains is in force
         self.version = 0
 
     def refresh(self) -> None:
         """Read what other replicas were told, and see which drains are over."""
-        self._known = self._store.load()
-        now = self._clock()
-        in_force = tuple(d for d in self._known if d.until is None or now < d.until)
-        if in_force != self._in_force:
-            self._in_force = in_force
-            self.version += 1
+        with self._refreshing:
+            self._known = self._store.load()
+            now = self._clock()
+            in_force = tuple(d for d in self._known if d.until is None or now < d.until)
+            if in_force != self._in_force:
+                self._in_force = in_force
+                self.version += 1
 
     def in_force(self) -> tuple[Drain, ...]:
         """Return the drains that hold now."""

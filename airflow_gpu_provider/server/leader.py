@@ -22,19 +22,17 @@ from airflow_gpu_provider.broker.model import Fleet
 from airflow_gpu_provider.broker.throughput import Speeds
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.asks import Asks
-from airflow_gpu_provider.server.board import Board, Entry, task_of
+from airflow_gpu_provider.server.board import Board, Entry
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.lead import Lead
 from airflow_gpu_provider.server.preempting import kept_leases
-from airflow_gpu_provider.server.reconciler import TaskStates, is_to_end, why_over
-from airflow_gpu_provider.server.requests import Cancel, sync
+from airflow_gpu_provider.server.requests import sync
 from airflow_gpu_provider.server.reservations import Reservations
 from airflow_gpu_provider.server.stored import StoredEntries
 from airflow_gpu_provider.server.wakeup import Wakeup
-from airflow_gpu_provider.store.history import RunStore
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
 from airflow_gpu_provider.store.nodes import NodeStore
 from airflow_gpu_provider.store.repository import Repository
@@ -43,10 +41,8 @@ from airflow_gpu_provider.store.turns import Overtaken, TurnStore
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-_UPKEEP_S = 1.0  # reports to the database, claims against task states, where claims stand
+_STANDINGS_S = 1.0
 _STANDINGS = 200  # claims whose position and expected start are worked out every second
-_CLEAN_UP_S = 600.0  # old history out of the database
-_OVERLAP_S = 10.0  # between two looks at others' nodes: their clocks and commits may be late
 _MIX = 1000  # requests that the cost of fragmentation is computed over
 
 
@@ -68,10 +64,8 @@ class Leader(threading.Thread):
         drains: Drains,
         reservations: Reservations,
         history: History,
-        runs: RunStore,
         wakeup: Wakeup,
         clock: Callable[[], datetime],
-        task_states: TaskStates | None,
     ) -> None:
         super().__init__(name="gpu-broker-leader", daemon=True)
         self._settings = settings
@@ -86,16 +80,13 @@ class Leader(threading.Thread):
         self._drains = drains
         self._reservations = reservations
         self._history = history
-        self._runs = runs
         self._wakeup = wakeup
         self._clock = clock
-        self._task_states = task_states
         self._stopping = threading.Event()
         self._must_load = False
         self._fleet_version = (-1, -1)
         self._history_version = self._reservations_version = -1
-        self._nodes_seen_at: datetime | None = None
-        self._next_events = self._next_upkeep = self._next_clean_up = 0.0
+        self._next_events = self._next_standings = 0.0
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and resign."""
@@ -143,9 +134,9 @@ class Leader(threading.Thread):
             self._desk.crowd.gather(self._wakeup.wait_for_work)
             if self._desk.turn(term):
                 self._wakeup.ring_leader()  # what was postponed, or can start now
-        if time.monotonic() >= self._next_upkeep:
-            self._next_upkeep = time.monotonic() + _UPKEEP_S
-            self._upkeep()
+            if time.monotonic() >= self._next_standings:
+                self._next_standings = time.monotonic() + _STANDINGS_S
+                self._note_standings()
 
     # -- leading
     def _follow(self) -> None:
@@ -226,53 +217,11 @@ class Leader(threading.Thread):
         return self._drains.apply(self._mirror.fleet(now), now)
 
     # -- once a second
-    def _upkeep(self) -> None:
-        now = self._clock()
-        changed, alive = self._mirror.unsaved()
-        self._nodes.save(changed)
-        others = self._nodes.touch(alive, now)
-        self._nodes.save(self._mirror.stored(others))
-        self._mirror.mark_saved(changed, alive)
-        self._mirror.merge(self._nodes.load_others(self._nodes_seen_at))
-        self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
-        self._mirror.age(now)
-        self._drains.refresh()
-        self._reservations.refresh()
-        self._history.refresh()
-        if self._lead.term is None:
-            return
+    def _note_standings(self) -> None:
+        """Tell the engine what was learned, and everybody where the next claims stand."""
         if self._desk.engine is not None and self._history.version != self._history_version:
             self._desk.engine.learn(self._learned())
-        if self._desk.engine is not None:
-            self._reservations.note(self._desk.engine.keeping.kept)
-        self._reconcile()
-        self._tell_standings(now)
-        if time.monotonic() >= self._next_clean_up:
-            self._next_clean_up = time.monotonic() + _CLEAN_UP_S
-            self._nodes.forget_before(now - timedelta(seconds=self._settings.forget_nodes_after_s))
-            forgotten_at = now - timedelta(days=self._settings.history_days)
-            self._asks.clean_up()
-            self._store.forget_ended_before(forgotten_at)
-            self._runs.forget_before(forgotten_at)
-            self._reservations.forget_before(forgotten_at)
-
-    def _reconcile(self) -> None:
-        """Ask the desk to end what Airflow says is over."""
-        entries = [e for e in self._desk.board.entries.values() if e.body.ti_id]
-        if self._task_states is None or not entries:
-            return
-        try:
-            states = self._task_states({task_of(entry.body.key) for entry in entries})
-        except Exception:
-            # Airflow's database, not ours: leases still end by release and TTL.
-            log.exception("Airflow's task states could not be read")
-            return
-        for entry in entries:
-            state, outlives = states.get(task_of(entry.body.key)), entry.body.outlives_worker
-            reason = why_over(entry.body.key, state, outlives_worker=outlives)
-            if is_to_end(entry, reason, self._clock(), self._settings.lease_ttl_s) and reason:
-                log.info("Ending claim %s of %s: %s", entry.claim_id, entry.body.key.task_id, reason)
-                self._desk.ask(Cancel(entry.claim_id, reason))
+        self._tell_standings(self._clock())
 
     def _tell_standings(self, now: datetime) -> None:
         """Work out where the next claims stand, for people and for those who wake before their turn."""

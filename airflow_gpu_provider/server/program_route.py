@@ -32,6 +32,10 @@ from airflow_gpu_provider.wire import wrong_fields
 
 log = logging.getLogger(__name__)
 
+#: As long as the report of a hundred thousand devices; every byte is held in memory until the last has come.
+_MOST_BYTES = 16 * 2**20
+_LONGEST_ID = 36
+
 Body = TypeVar("Body", bound=BaseModel)
 Answer = BaseModel | Sequence[BaseModel] | dict[str, bool]
 
@@ -42,6 +46,12 @@ class BodyRefused(GpuProviderError):
     default_reason = "invalid_body"
 
 
+class BodyTooLarge(GpuProviderError):
+    """The body of a request is longer than any that makes sense."""
+
+    default_reason = "body_too_large"
+
+
 class Forbidden(GpuProviderError):
     """The caller is known, and may not do this."""
 
@@ -50,6 +60,7 @@ class Forbidden(GpuProviderError):
 
 _STATUS: tuple[tuple[type[GpuProviderError], int], ...] = (
     (BodyRefused, 422),
+    (BodyTooLarge, 413),
     (Forbidden, 403),
     (LeaseLost, 409),
     (NotResized, 412),
@@ -67,10 +78,12 @@ class Call:
     identity: Identity
 
     def path(self, name: str) -> str:
-        """Return a part of the path; raise BodyRefused for one that no database can store."""
+        """Return an id of the path; raise BodyRefused for one that no database can store."""
         part = str(self.scope["path_params"][name])
-        if "\0" in part:
-            raise BodyRefused(f"{name}: must not contain NUL; give an id as the broker told it.")
+        if "\0" in part or len(part) > _LONGEST_ID:
+            raise BodyRefused(
+                f"{name}: has at most {_LONGEST_ID} characters and no NUL; give an id as the broker told it."
+            )
         return part
 
     def word(self, name: str) -> str | None:
@@ -97,12 +110,17 @@ class Call:
             raise BodyRefused(wrong_fields(error)) from None
 
     async def _content(self) -> bytes:
-        parts = []
+        parts, length = [], 0
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             parts.append(message.get("body", b""))
+            length += len(parts[-1])
+            if length > _MOST_BYTES:
+                raise BodyTooLarge(
+                    f"The body has more than {_MOST_BYTES >> 20} MiB, which no call needs; send less at once."
+                )
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -167,6 +185,7 @@ def _refusal(error: GpuProviderError) -> JSONResponse:
         code = 403 if error.reason == "lease_secret" else 401
     else:
         code = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
-    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
+    # Of a body that is too long the rest is not read.
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 413: {"Connection": "close"}}.get(code)
     detail = {"detail": {"reason": error.reason, "message": error.message}}
     return JSONResponse(detail, code, headers=headers)

@@ -6,6 +6,7 @@ choose the same: `keep` leaves what was chosen as long as it is as good as anyth
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 
@@ -39,15 +40,17 @@ class Reservations:
         self._clock = clock
         self._wake = wake
         self._stored: tuple[Kept, ...] = ()
+        self._refreshing = threading.Lock()
         #: grows whenever other reservations are known
         self.version = 0
 
     def refresh(self) -> None:
         """Read what other replicas were told."""
-        stored = self._store.load()
-        if [each.reservation for each in stored] != [each.reservation for each in self._stored]:
-            self.version += 1
-        self._stored = stored
+        with self._refreshing:  # the version last: who sees it grow finds what it stands for
+            stored, before = self._store.load(), self._stored
+            self._stored = stored
+            if [each.reservation for each in stored] != [each.reservation for each in before]:
+                self.version += 1
 
     def not_over(self) -> tuple[Reservation, ...]:
         """Return those that are not over."""

@@ -176,7 +176,7 @@ class TurnStore:
         with self._scripts.transaction() as script:
             script.run_each(_NOTE, rows)
 
-    def forget_ended_before(self, moment: datetime, *, at_most: int = 10_000) -> int:
+    def forget_before(self, moment: datetime, *, at_most: int = 10_000) -> int:
         """Delete claims that ended before `moment`, with their leases; return how many."""
         old = select(claim.c.id).where(claim.c.ended_at < moment).limit(at_most)
         with writing(self._engine) as connection:

@@ -122,20 +122,20 @@ def test_work_without_a_worker_is_told_to_save_before_its_lease_is_ended(setting
         assert lease is not None
         secret = lease_secret(broker.signing_key, lease.lease_id, lease.epoch)
         renewal = RenewBody(secret=secret, epoch=lease.epoch)
-        broker.leader._reconcile()
+        broker.upkeep.reconcile()
         asyncio.run(broker.renew(lease.lease_id, renewal))
         states[("d", "r", "trains", -1)] = "failed"
-        broker.leader._reconcile()
+        broker.upkeep.reconcile()
         with pytest.raises(LeaseLost, match="save and stop") as refused:
             asyncio.run(broker.renew(lease.lease_id, renewal))
         assert refused.value.reason == TASK_OVER
         assert len(broker.repository.live_leases()) == 1, "the devices are not another's yet"
         states[("d", "r", "trains", -1)] = "queued"
-        broker.leader._reconcile()
+        broker.upkeep.reconcile()
         asyncio.run(broker.renew(lease.lease_id, renewal))
         states[("d", "r", "trains", -1)] = "failed"
         (entry,) = broker.desk.board.entries.values()
-        broker.leader._reconcile()
+        broker.upkeep.reconcile()
         assert entry.over_since is not None
         entry.over_since -= timedelta(seconds=2 * settings.lease_ttl_s)
         until(lambda: not broker.repository.live_leases(), "ended though it did not stop")

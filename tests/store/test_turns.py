@@ -257,7 +257,7 @@ def test_old_history_is_deleted_and_what_lives_is_kept(
     for claim_id, device in ((old, "GPU-a"), (lives, "GPU-b")):
         grant(claim_id, device)
     repository.release(lease_id_of(old), ReleaseBody(secret="s", epoch=1), now=NOW, device_of=nobody)
-    assert turns.forget_ended_before(NOW) == 0
-    assert turns.forget_ended_before(NOW + timedelta(days=1)) == 1
+    assert turns.forget_before(NOW) == 0
+    assert turns.forget_before(NOW + timedelta(days=1)) == 1
     assert {each.id for each in claims(repository, [old, waits, lives])} == {waits, lives}
     assert counts(repository) == (1, 1, 1)
