@@ -53,6 +53,8 @@ MOST_NAME = 250
 Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(no_nul)]
 #: A path or a digest.
 Artifact = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
+#: A label of a node, NAME=VALUE.
+Label = Annotated[str, Field(max_length=2 * MOST_NAME + 1, pattern="^[^=]+=.+$"), AfterValidator(no_nul)]
 
 
 class Body(BaseModel):
@@ -112,11 +114,13 @@ class RequestBody(Body):
     task_class: Name | None = None
     artifacts: tuple[Artifact, ...] = Field((), max_length=100)
     artifacts_required: bool = False
+    node_labels: tuple[Label, ...] = Field((), max_length=100)
+    tolerates: tuple[Name, ...] = Field((), max_length=100)
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""
-        sets = {"models": frozenset(self.models), "artifacts": artifact_names(self.artifacts)}
-        return GpuRequest(**{**dict(self), **sets})
+        sets = {name: frozenset(getattr(self, name)) for name in ("models", "node_labels", "tolerates")}
+        return GpuRequest(**{**dict(self), **sets, "artifacts": artifact_names(self.artifacts)})
 
     @classmethod
     def from_request(cls, request: GpuRequest) -> RequestBody:
@@ -136,6 +140,8 @@ class RequestBody(Body):
             task_class=request.task_class,
             artifacts=tuple(sorted(request.artifacts)),
             artifacts_required=request.artifacts_required,
+            node_labels=tuple(sorted(request.node_labels)),
+            tolerates=tuple(sorted(request.tolerates)),
         )
 
 

@@ -24,6 +24,7 @@ from airflow_gpu_provider.broker.model import (
     Reason,
     ReasonCode,
 )
+from airflow_gpu_provider.broker.node_labels import EVERY, taints_of
 
 #: Verdicts that are kept.
 _VERDICTS = 10_000
@@ -85,6 +86,7 @@ class Admission:
         return (
             self._too_few(found)
             or self._too_weak(found)
+            or self._other_nodes(found)
             or self._all_excluded(found, excluded)
             or self._nodes_too_small(found)
         )
@@ -116,6 +118,16 @@ class Admission:
             return reasons.exceeds_tflops(request, int(fast.sum()), int(large.sum()), fastest)
         return None
 
+    def _other_nodes(self, found: _Filters) -> Reason | None:
+        request = found.request
+        strong = found.devices(of_model=True, of_memory=True, of_speed=True)
+        left = candidates(self._layout, request).devices
+        if left.sum() >= request.gpus:
+            return None
+        nodes = self._layout.node_of[(strong & ~left).any(axis=1)]
+        taints = Counter(taint for node in nodes for taint in taints_of(self._layout.nodes[node]))
+        return reasons.exceeds_labels(request, int(left.sum()), int(strong.sum()), taints)
+
     def _all_excluded(self, found: _Filters, excluded: frozenset[DeviceId]) -> Reason | None:
         suitable = candidates(self._layout, found.request).devices
         left = candidates(self._layout, found.request, excluded).devices
@@ -136,7 +148,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    """The filters of a request one after another, to count what each leaves."""
+    """The filters of a request one after another, to count what each leaves; labels and taints come last."""
 
     layout: Layout
     request: GpuRequest
@@ -152,6 +164,8 @@ class _Filters:
             memory_mib=request.memory_mib if of_memory else 0,
             strict=request.strict and of_speed,
             host=request.host if on_host else None,
+            node_labels=frozenset(),
+            tolerates=frozenset({EVERY}),
         )
         return candidates(self.layout, loose).devices
 

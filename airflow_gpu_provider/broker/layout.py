@@ -18,6 +18,7 @@ import numpy.typing as npt
 from airflow_gpu_provider.broker.domains import Domains
 from airflow_gpu_provider.broker.flavors import canonical_model
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, Device, DeviceId, Fleet, GpuRequest, Node
+from airflow_gpu_provider.broker.node_labels import taints_of
 from airflow_gpu_provider.broker.racks import Racks
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -60,6 +61,7 @@ class Layout:
     is_one_kind_a_node: bool
     domains: Mapping[int, Domains]  #: by bank, where some of its devices are nearer to each other
     racks: Racks
+    is_tainted: bool  #: whether any node keeps off those who do not tolerate it
 
     @classmethod
     def of(cls, fleet: Fleet) -> Layout:
@@ -99,6 +101,7 @@ class Layout:
             is_one_kind_a_node=len(set(node_of.tolist())) == len(banks),
             domains={bank: found for bank, row in enumerate(banks) if (found := Domains.of(row)) is not None},
             racks=Racks.of(nodes),
+            is_tainted=any(map(taints_of, nodes)),
         )
 
     @property

@@ -1,9 +1,9 @@
 """Which devices suit a request, and how well.
 
-Model, memory, host and excluded devices filter hard; TFLOPS filter only a strict request and otherwise give
-the match degree of requirement A4. Speeds measured of the request's class replace the TFLOPS in both; that a
-claim never becomes impossible because something was learned is the business of `strictness`. Whether a
-suitable device is free is not asked here; that is the next step, `capacity.Capacity`.
+Model, memory, host, labels, taints and excluded devices filter hard; TFLOPS filter only a strict request and
+otherwise give the match degree of requirement A4. Speeds measured of the request's class replace the TFLOPS
+in both; that a claim never becomes impossible because something was learned is the business of `strictness`.
+Whether a suitable device is free is not asked here; that is the next step, `capacity.Capacity`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from airflow_gpu_provider.broker.flavors import canonical_model, is_slice
 from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, Kind, Layout
 from airflow_gpu_provider.broker.model import DeviceId, GpuRequest
+from airflow_gpu_provider.broker.node_labels import serving
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.broker.throughput import Speeds
@@ -80,6 +81,9 @@ def candidates(
     if request.host is not None:
         on_host = np.array([host == request.host for host in layout.hosts], np.bool_)
         rows &= on_host[layout.host_of[layout.node_of]]
+    labelled = serving(layout.nodes, layout.is_tainted, request)
+    if labelled is not None:
+        rows &= labelled[layout.node_of]
     if nodes is not None:
         rows &= nodes[layout.node_of]
     devices = layout.exists & rows[:, None]

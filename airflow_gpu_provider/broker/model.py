@@ -90,6 +90,8 @@ class GpuRequest:
     task_class: str | None = None  #: what kind of work it is, for what was learned of such work
     artifacts: frozenset[str] = frozenset()  #: what it reads, by path or digest; nodes holding it are nearer
     artifacts_required: bool = False  #: only nodes that hold all of it
+    node_labels: frozenset[str] = frozenset()  #: only nodes with these labels, "name=value"
+    tolerates: frozenset[str] = frozenset()  #: taints of nodes that do not keep it off; "*" = all
 
     @property
     def is_shared(self) -> bool:
@@ -195,6 +197,7 @@ class ReasonCode(str, Enum):
     EXCEEDS_MEMORY = "exceeds_memory"
     EXCEEDS_TFLOPS = "exceeds_tflops"
     EXCEEDS_HOST = "exceeds_host"
+    EXCEEDS_LABELS = "exceeds_labels"
     UNKNOWN_HOST = "unknown_host"
     # pending: it fits the fleet, not now
     DEVICES_LEASED = "devices_leased"

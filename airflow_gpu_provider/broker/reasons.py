@@ -29,6 +29,8 @@ def asked(request: GpuRequest) -> str:
         text += f" ({least}{request.milli / WHOLE_DEVICE:g} of {'each' if request.gpus > 1 else 'it'})"
     if request.strict:
         text += f" of at least {request.min_tflops:g} TFLOPS"
+    if request.node_labels:
+        text += f" on nodes with {_some(request.node_labels)}"
     if request.host is not None:
         text += f" on host {request.host}"
     return text
@@ -118,6 +120,17 @@ def exceeds_tflops(request: GpuRequest, available: int, of: int, fastest: float)
         ReasonCode.EXCEEDS_TFLOPS,
         f"asked {asked(request)}; {available} of {of} devices reach that, the fastest has {fastest:g}; "
         "lower min_tflops, or leave strict out to accept slower devices",
+    )
+
+
+def exceeds_labels(request: GpuRequest, available: int, of: int, taints: Mapping[str, int]) -> Reason:
+    """Say that too few devices are on nodes with its labels and without a taint against it."""
+    named = f"; of the others, nodes are tainted {_models(taints)}" if taints else ""
+    change = "leave labels out" if request.node_labels else "let the task tolerate that"
+    return Reason(
+        ReasonCode.EXCEEDS_LABELS,
+        f"asked {asked(request)}; {available} of {of} devices are on nodes that it may use by their labels"
+        f"{named}; {change}, or add nodes",
     )
 
 

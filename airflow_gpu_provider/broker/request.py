@@ -8,7 +8,7 @@ request is the next step, `admission.reject_reason`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from airflow_gpu_provider.broker.artifact_names import artifact_name
 from airflow_gpu_provider.broker.flavors import canonical_model
@@ -37,6 +37,8 @@ def build_request(
     task_class: str | None = None,
     artifacts: str | Iterable[str] | None = None,
     artifacts_required: object = False,
+    node_labels: str | Iterable[str] | Mapping[str, str] | None = None,
+    tolerates: str | Iterable[str] | None = None,
 ) -> GpuRequest:
     """Return the request; raise InvalidRequest that names the argument, what was given and what to write.
 
@@ -81,6 +83,8 @@ def build_request(
         task_class=task_class or None,
         artifacts=named,
         artifacts_required=must_be_near,
+        node_labels=_labels(node_labels),
+        tolerates=_names("tolerates", tolerates, 'taints of nodes that it may use, such as ["lab"]'),
     )
 
 
@@ -205,6 +209,30 @@ def _artifacts(value: object) -> frozenset[str]:
             )
         found.add(artifact_name(name.strip()))
     return frozenset(found)
+
+
+def _labels(value: object) -> frozenset[str]:
+    """Return labels as "name=value", from such texts or a mapping."""
+    example = 'labels that nodes must have, such as node_labels={"zone": "hall-1"} or ["zone=hall-1"]'
+    texts = [f"{name}={each}" for name, each in value.items()] if isinstance(value, Mapping) else value
+    found = _names("node_labels", texts, example)
+    for text in found:
+        name, _, wanted = text.partition("=")
+        if not name or not wanted:
+            raise InvalidRequest(f"node_labels={value!r}: {text!r} is no NAME=VALUE; write {example}")
+    return found
+
+
+def _names(argument: str, value: object, example: str) -> frozenset[str]:
+    if value is None:
+        return frozenset()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        names = [names]
+    found = list(names)
+    if not all(isinstance(name, str) for name in found):
+        raise InvalidRequest(f"{argument}={value!r} names nothing: write {example}")
+    return frozenset(name.strip() for name in found if name.strip())
 
 
 def _no_model(value: object) -> InvalidRequest:

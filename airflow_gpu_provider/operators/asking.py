@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class GpuAskingOperator(BaseOperator):
     :param artifacts: pretrained models and data sets it reads, by path or digest; nodes that hold them are
         preferred
     :param require_artifacts: only nodes that hold all of `artifacts`
+    :param node_labels: labels that a node must have, e.g. {"zone": "hall-1"}; agents say them
+    :param tolerates: taints of nodes that do not keep it off, e.g. ["lab"]; "*": all
     :param queue_timeout: longest time to wait for devices, seconds or timedelta; None: no limit
     :param max_runtime: promised longest run, seconds or timedelta; lets the task pass a blocked larger one
     :param gpu_conn_id: connection of type `gpu`
@@ -67,6 +69,8 @@ class GpuAskingOperator(BaseOperator):
         "team",
         "task_class",
         "artifacts",
+        "node_labels",
+        "tolerates",
     )
 
     def __init__(
@@ -90,6 +94,8 @@ class GpuAskingOperator(BaseOperator):
         task_class: str | None = None,
         artifacts: str | Sequence[str] | None = None,
         require_artifacts: bool = False,
+        node_labels: Mapping[str, str] | str | Sequence[str] | None = None,
+        tolerates: str | Sequence[str] | None = None,
         gpu_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Any,
     ) -> None:
@@ -113,6 +119,8 @@ class GpuAskingOperator(BaseOperator):
         self.task_class = task_class
         self.artifacts = artifacts
         self.require_artifacts = require_artifacts
+        self.node_labels = node_labels
+        self.tolerates = tolerates
         if not self._has_templates():
             self.build_request()
 
@@ -134,6 +142,8 @@ class GpuAskingOperator(BaseOperator):
             task_class=self.task_class,
             artifacts=self.artifacts,
             artifacts_required=self.require_artifacts,
+            node_labels=self.node_labels,
+            tolerates=self.tolerates,
         )
 
     def claim_body(self, context: Context) -> ClaimBody:
