@@ -30,6 +30,8 @@ from airflow_gpu_provider.training.watch import Watch
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+#: as often as hearts beat; an ended process is seen with every tick
+_LOOK_EVERY_S = 0.2
 
 
 class Supervisor:
@@ -57,6 +59,7 @@ class Supervisor:
         self._respawns = RespawnBudget(plan.max_respawns)
         self._stop = StopRequest()
         self._final_seen = False
+        self._look_at = 0.0
 
     def run(self) -> int:
         """Train to the end and return the exit code: 0 only for a run that succeeded."""
@@ -75,15 +78,19 @@ class Supervisor:
         return 0 if self.record.state is RunState.SUCCEEDED else 1
 
     def _tick(self, now: float) -> None:
-        self._listen(now)
-        self._take_announcements()
+        is_look = now >= self._look_at
+        if is_look:
+            self._look_at = now + _LOOK_EVERY_S
+            self._listen(now)
+            self._take_announcements()
         self._stop_when_asked(now)
-        self._replace_lost(now)
-        if not self.record.state.is_terminal:
+        if is_look or self._watch.has_one_ended(self._membership):
+            self._replace_lost(now)
+        if is_look and not self.record.state.is_terminal:
             self._grow(now)
             self._retry_broken_synchronisation(now)
             self._end_when_done(now)
-        self._children.reap_strays()
+            self._children.reap_strays()
         self._write()
 
     # -- hearing -------------------------------------------------------------------------------------------

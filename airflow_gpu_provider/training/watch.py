@@ -61,6 +61,10 @@ class Watch:
                 self._heard[uid] = int(number) + 1
                 self._sentences.append(str(sentence))
 
+    def has_one_ended(self, membership: Membership) -> bool:
+        """Say whether any process has ended, which costs less to ask than `lost`."""
+        return any(self._children.exit_code(uid) is not None for uid in membership.alive)
+
     def lost(self, membership: Membership, now: float) -> list[ShardFailure]:
         """Return the processes that ended too early or have to be given up, the first cause first."""
         found = [self._examine(uid, membership.members.get(uid), now) for uid in membership.alive]

@@ -1,17 +1,16 @@
 """One training in three forms: in the product's shards, in a bare torch.distributed loop, and in DDP.
 
-Same model, batches, optimizer and threads; only what shares the state differs. Each returns the seconds a
-step took, one number for each block of steps, with the synchronisation at the block's end in it. The bare
-loop and DDP run as ``python -m tests.benchmarks.overhead_workload FORM SHARDS PORT``.
+Same model, batches, optimizer and threads; only what shares the state differs. Each trains until it is ended
+and counts its steps in a file that the benchmark reads. The bare loop and DDP run as
+``python -m tests.benchmarks.overhead_workload FORM SHARDS PORT COUNTER``.
 """
 
 from __future__ import annotations
 
-import json
+import mmap
 import os
-import resource
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from torch import nn
 
 BATCH = 64
 WIDTH = 512
-BLOCK = 100  #: steps, and the distance of two synchronisations
-BLOCKS = 5
-STEPS = BLOCK * BLOCKS
+BLOCK = 100  #: steps between two synchronisations
+_FOR_EVER = 10_000_000
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -40,65 +38,53 @@ def loss_of(model: nn.Module, step: int, shard: int) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), x[:, :1].sin())
 
 
-class Blocks:
-    """Times blocks of steps, one number for a step.
+class Counter:
+    """A number in a file, written by one process and read by another without any call to the kernel."""
 
-    Wall clock; processor time of the loop's body, which is the same in all forms; and of all else that the
-    process does. The last two have the same neighbours, so their ratio is little disturbed by them.
-    """
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8)
 
-    def __init__(self) -> None:
-        self._marks: list[tuple[float, float, float]] = []
-        self._body_s = self._entered_at = 0.0
+    def write(self, number: int) -> None:
+        self._memory[:] = number.to_bytes(8, "little")
 
-    def enter(self, step: int) -> None:
-        """Note that a body begins, and with every block's first one that the block before has ended."""
-        if step % BLOCK == 0:
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            self._marks.append((time.perf_counter(), self._body_s, usage.ru_utime + usage.ru_stime))
-        self._entered_at = time.thread_time()
-
-    def leave(self) -> None:
-        """Note that a body has ended."""
-        self._body_s += time.thread_time() - self._entered_at
-
-    def result(self) -> dict[str, list[float]]:
-        """Return the times without the first block, which warms up."""
-        pairs = list(zip(self._marks[1:], self._marks[2:], strict=False))
-        wall, body, cpu = ([(b[i] - a[i]) / BLOCK for a, b in pairs] for i in (0, 1, 2))
-        return {"wall_s": wall, "body_cpu_s": body, "cpu_s": cpu}
+    def read(self) -> int:
+        return int.from_bytes(self._memory[:], "little")
 
 
-def train(ctx: Any) -> dict[str, list[float]]:
+def train(ctx: Any) -> None:
     """Train as a user of the product does."""
     model, optimizer = build()
     ctx.register(model, optimizer)
-    blocks = Blocks()
-    for step in ctx.steps(STEPS):
-        blocks.enter(step)
+    counter = Counter(Path(ctx.params["counter"]))
+    for step in ctx.steps(_FOR_EVER):
+        if ctx.shard == 0:
+            counter.write(step)
         loss = loss_of(model, step, ctx.shard)
         optimizer.zero_grad()
         loss.backward()
         ctx.step(optimizer)
-        blocks.leave()
         ctx.report(loss=loss)
-    return blocks.result()
 
 
-def train_bare(rank: int) -> dict[str, list[float]]:
-    """Average weights and moments every block by hand, with nothing to help when a process is lost."""
+def train_plain(form: str, rank: int, counter: Counter) -> None:
+    """Train with nothing to help when a process is lost.
+
+    "bare" averages weights and moments every block by hand, "ddp" reduces gradients at every step.
+    """
     model, optimizer = build()
-    blocks = Blocks()
-    for step in range(STEPS):
-        blocks.enter(step)
-        loss = loss_of(model, step, rank)
+    trained = nn.parallel.DistributedDataParallel(model) if form == "ddp" else model
+    for step in range(_FOR_EVER):
+        if rank == 0:
+            counter.write(step)
+        loss = loss_of(trained, step, rank)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        blocks.leave()
-        if (step + 1) % BLOCK == 0:
+        if form == "bare" and (step + 1) % BLOCK == 0:
             average(model, optimizer)
-    return blocks.result()
 
 
 @torch.no_grad()
@@ -113,39 +99,17 @@ def average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def train_ddp(rank: int) -> dict[str, list[float]]:
-    """Reduce gradients at every step with torch's own DDP."""
-    model, optimizer = build()
-    parallel = nn.parallel.DistributedDataParallel(model)
-    blocks = Blocks()
-    for step in range(STEPS):
-        blocks.enter(step)
-        loss = loss_of(parallel, step, rank)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        blocks.leave()
-    return blocks.result()
-
-
-def main(form: str, shards: int, port: int) -> None:
-    """Run all ranks, forked like the product's shards; the first prints its times."""
-    others = []
+def main(form: str, shards: int, port: int, counter: Path) -> None:
+    """Run all ranks, forked like the product's shards."""
     rank = 0
     for number in range(1, shards):
-        if (pid := os.fork()) == 0:
+        if os.fork() == 0:
             rank = number
             break
-        others.append(pid)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=shards)
-    times = {"bare": train_bare, "ddp": train_ddp}[form](rank)
-    if rank == 0:
-        print(json.dumps(times), flush=True)
-        for pid in others:
-            os.waitpid(pid, 0)
-    os._exit(0)
+    train_plain(form, rank, Counter(counter))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
