@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from airflow_gpu_provider.echo import (
     answered,
     parse_address,
     question,
-    written_address,
 )
 
 ASK_EVERY_S = 0.5
@@ -36,7 +35,6 @@ LEAST_SAMPLES = 4
 #: What has not come back by then is lost.
 LOST_AFTER_S = 1.0
 _BATCH = 256  # datagrams read before it is time to ask again
-_MAPPED = "::ffff:"
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +74,24 @@ class Latency(threading.Thread):
     """Asks peers and answers theirs until `stop`; a daemon, since nothing is lost with it."""
 
     def __init__(
-        self, key: bytes = b"", *, host: str = "", port: int = 0, every_s: float = ASK_EVERY_S
+        self,
+        key: bytes = b"",
+        *,
+        host: str = "",
+        port: int = 0,
+        every_s: float = ASK_EVERY_S,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bind the socket, without ``host`` to any address. Raise OSError. Who has no key answers nobody."""
+        """Bind the socket, without ``host`` to any address. Raise OSError. Who has no key answers nobody.
+
+        ``on_round`` is called before each round of questions, by this thread.
+        """
         super().__init__(name="latency", daemon=True)
         self._socket = _bound(host, port)
         self._family = self._socket.family
         self._key = key
         self._every_s = every_s
+        self._on_round = on_round
         self._allowance = Allowance()
         self._lock = threading.Lock()
         self._peers: dict[str, tuple[Any, ...]] = {}  #: by name, as the socket takes it
@@ -129,6 +137,7 @@ class Latency(threading.Thread):
         with self._socket:
             while not self._stopping:
                 if time.monotonic() >= due:
+                    self._on_round()
                     self._ask_all()
                     due = max(due + self._every_s, time.monotonic())
                 if select.select([self._socket], [], [], max(0.0, due - time.monotonic()))[0]:
@@ -193,11 +202,6 @@ class Latency(threading.Thread):
         except (ValueError, OSError) as error:
             log.warning("The latency to %s at %s cannot be measured: %s", name, text, error)
             return None
-
-
-def bound_address(latency: Latency, host: str) -> str:
-    """Return the address under which others reach it on ``host``."""
-    return written_address(host.removeprefix(_MAPPED), latency.port)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -197,6 +197,7 @@ class LeaseView(BaseModel):
     granted_at: datetime
     expires_at: datetime
     ttl_s: float
+    latency_ms: dict[str, dict[str, float]] = {}  #: between its nodes, from each to each, where measured
 
 
 class ClaimView(BaseModel):

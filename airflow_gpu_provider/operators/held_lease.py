@@ -60,6 +60,7 @@ class HeldLease:
         self.devices: tuple[DeviceView, ...] = tuple(view.devices)
         self.spares: tuple[DeviceView, ...] = tuple(view.spares)
         self.match_degree = view.match_degree
+        self.latency_ms = view.latency_ms
         self.lost = threading.Event()
         self._why_lost: LeaseLost | None = None
         self._view = view

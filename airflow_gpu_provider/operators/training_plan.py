@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.operators.training_code import script_of
 from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.ring import matrix_of, ring_order
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.slots import assign_slots
 from airflow_gpu_provider.training.stream_priority import stream_priority
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.operators.held_lease import HeldLease
     from airflow_gpu_provider.operators.training import DistributedTrainingOperator
+    from airflow_gpu_provider.wire import DeviceView
 
 
 def plan_training(
@@ -28,8 +31,9 @@ def plan_training(
 ) -> RunPlan:
     """Return the plan of this try, in a new folder of its own."""
     asked, shape = training.asked(), training.shape(len(lease.devices))
+    devices = along_the_ring(lease.devices, lease.latency_ms)
     slots = assign_slots(
-        lease.devices,
+        devices,
         lease.spares,
         shard_count=shape.shards,
         spares=shape.spares,
@@ -45,6 +49,9 @@ def plan_training(
         params={**(asked.dependencies if asked else {}), **training.train_params},
         shard_count=shape.shards,
         sync_interval=shape.sync_interval,
+        network=training.network,
+        relay_node=devices[0].node,
+        spans_hosts=len({device.host for device in devices}) > 1,
         seed=training.seed,
         backend=slots.backend,
         member_slots=slots.members,
@@ -61,6 +68,18 @@ def plan_training(
             is_shared=any(device.milli < 1000 for device in lease.devices),
         ),
     )
+
+
+def along_the_ring(
+    devices: Sequence[DeviceView], latency_ms: Mapping[str, Mapping[str, float]]
+) -> list[DeviceView]:
+    """Return the devices in such an order that ranks follow a ring of low latency, the relay's node first.
+
+    Those of one node stay together and in their order; so do nodes between which nothing was measured.
+    """
+    nodes = list(dict.fromkeys(device.node for device in devices))
+    order = [nodes[place] for place in ring_order(matrix_of(nodes, latency_ms))]
+    return sorted(devices, key=lambda device: order.index(device.node))
 
 
 def threads_per_shard(shards: int, cpu_cores: object) -> int:

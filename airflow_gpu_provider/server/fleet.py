@@ -8,7 +8,7 @@ is *stale*: still part of the fleet, but none of its devices is offered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -135,6 +135,11 @@ class FleetMirror:
         with self._lock:
             known = sorted(name for name in self._known if names is None or name in names)
             return [self._whole(self._known[name].stored) for name in known]
+
+    def latencies_among(self, names: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return what these nodes have measured of one another."""
+        with self._lock:
+            return self._latencies.among(names)
 
     def stations(self) -> list[Station]:
         """Return the nodes that answer those who measure the latency to them."""

@@ -8,7 +8,7 @@ rounds every report has news, and none of it is urgent. Used by `fleet.FleetMirr
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.broker.model import NodeName
@@ -55,6 +55,15 @@ class Latencies:
     def loss_of(self, node: str) -> Mapping[str, float]:
         """Return the share of lost questions, of those nodes to which any was lost."""
         return dict(self._loss.get(node, {}))
+
+    def among(self, nodes: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return what each of these nodes has measured of the others."""
+        if len(nodes) < 2:
+            return {}
+        known = {node: self._ms.get(node, {}) for node in nodes}
+        return {
+            node: {str(name): ms for name, ms in row.items() if name in known} for node, row in known.items()
+        }
 
     def to_apply(self, now: datetime) -> set[str]:
         """Return the nodes whose latencies a placement does not know yet, when it is time."""

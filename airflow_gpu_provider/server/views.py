@@ -66,6 +66,7 @@ def _lease_view(broker: Broker, claim_id: str, held: HeldDevices) -> LeaseView:
         granted_at=held.granted_at,
         expires_at=held.expires_at,
         ttl_s=broker.settings.lease_ttl_s,
+        latency_ms=broker.mirror.latencies_among(held.nodes),
     )
 
 

@@ -45,6 +45,10 @@ class Averaging(Protocol):
 
     #: what all shards have agreed on for this step
     agreed: Wish
+    #: the interval from the next synchronisation on, as this shard proposes it, and as all have agreed on it;
+    #: 0: it is not for this kind of averaging to change
+    proposed_interval: int
+    agreed_interval: int
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wish: Wish) -> None:
         """Do the author's optimizer step. Never raises for a lost group: the author's loop body goes on."""
@@ -70,6 +74,7 @@ class StateAveraging:
         self._state = state
         self._snapshot: Snapshot | None = None
         self.agreed = Wish.GO_ON
+        self.proposed_interval = self.agreed_interval = 0
 
     @property
     def version(self) -> int | None:
@@ -85,7 +90,7 @@ class StateAveraging:
         group.raise_if_replaced()
         if not is_window_end:
             return None
-        words = group.gather([self._state.layout_digest(), int(wish)])
+        words = group.gather([self._state.layout_digest(), int(wish), self.proposed_interval])
         if len({word[0] for word in words}) > 1:
             raise InvalidRequest(
                 "Shards hold optimizer state for different parameters, so it cannot be averaged; let every "
@@ -97,6 +102,7 @@ class StateAveraging:
         self._state.unpack(flats)
         self.commit(step, flats)
         self.agreed = Wish(max(word[1] for word in words))
+        self.agreed_interval = words[0][2]
         size = sum(flat.numel() * flat.element_size() for flat in flats.values())
         return Exchange(size, time.monotonic() - started_at)
 
@@ -125,6 +131,7 @@ class GradientAveraging:
         self._is_lost = False
         self._version: int | None = None
         self.agreed = Wish.GO_ON
+        self.proposed_interval = self.agreed_interval = 0
 
     @property
     def version(self) -> int | None:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class _Copy:
     step: int
     contents: dict[str, object]
     named: list[tuple[str, torch.Tensor]]  #: what the digest is made of
+    sync_schedule: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
@@ -78,24 +79,28 @@ class CheckpointFolder:
         self._keep = keep
         self._tell = tell
         self._told_at: float | None = None
+        self.sync_schedule: list[tuple[int, int]] = []  #: that led to what is saved next
         self._writer: threading.Thread | None = None
         self._written: CheckpointRecord | None = None
 
     def save(self, state: TrainingState, step: int) -> CheckpointRecord:
         """Write the state now. Raise CheckpointNotWritten."""
         self._wait_for_writer()
-        return self._write(_take(state, step))
+        return self._write(self._taken(state, step))
 
     def save_in_background(self, state: TrainingState, step: int) -> bool:
         """Copy the state and write it in a thread; return False when the last one is still being written."""
         if self._writer is not None and self._writer.is_alive():
             return False
-        copy = _take(state, step, copy=True)
+        copy = self._taken(state, step, copy=True)
         self._writer = threading.Thread(
             target=self._write_and_remember, args=(copy,), name="checkpoint", daemon=True
         )
         self._writer.start()
         return True
+
+    def _taken(self, state: TrainingState, step: int, *, copy: bool = False) -> _Copy:
+        return replace(_take(state, step, copy=copy), sync_schedule=list(self.sync_schedule))
 
     def take_written(self) -> CheckpointRecord | None:
         """Return what the background thread has finished since the last call."""
@@ -175,6 +180,7 @@ class CheckpointFolder:
             state_sha256=digest_of(copy.named),
             size_bytes=temporary.stat().st_size,
             saved_at=datetime.now(timezone.utc),
+            sync_schedule=copy.sync_schedule,
             facts=self._facts,
         )
         temporary.replace(path)

@@ -30,6 +30,7 @@ class Control:
     stop: bool = False  #: save at the next synchronisation and leave
     pause: bool = False  #: save at the next synchronisation and wait: ranks are handed over there
     limits: dict[str, int] = field(default_factory=dict)  #: memory in MiB of processes whose limit changed
+    sync_interval: int = 0  #: from the next synchronisation on; 0: as it is
 
 
 class RunStore:

@@ -80,6 +80,10 @@ class Membership:
         spares = tuple(uid for uid in self.spares if uid not in members)
         return replace(self, members=members, spares=spares).next()
 
+    def reordered(self, ranks: dict[str, int]) -> Membership:
+        """Return a new generation in which the same members have these ranks."""
+        return replace(self, members=ranks).next()
+
     def next(self) -> Membership:
         """Return the same assignment as a new generation: the retry of a synchronisation."""
         return replace(self, generation=self.generation + 1)

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.network_options import NetworkOptions
 from airflow_gpu_provider.training.script import Script
 
 _ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -65,6 +66,9 @@ class RunPlan(BaseModel):
     params: dict[str, JsonValue] = {}
     shard_count: int = Field(ge=1)
     sync_interval: int = Field(ge=1)
+    network: NetworkOptions = NetworkOptions()
+    relay_node: str | None = None  #: where store and rank 0 are best: the least latency to all other nodes
+    spans_hosts: bool = False  #: its devices are on several hosts
     seed: int = 0
     backend: Literal["gloo", "nccl"] = "gloo"
     member_slots: tuple[Slot, ...]  #: by logical rank

@@ -53,6 +53,7 @@ class CheckpointRecord(BaseModel):
     state_sha256: str  #: of the weights and the optimizer's state, independent of the file format
     size_bytes: int | None = None
     saved_at: datetime | None = None  #: None: by a version that did not tell
+    sync_schedule: list[tuple[int, int]] = []  #: that led to it, as in `NetworkRecord`
 
 
 class Note(BaseModel):
@@ -60,6 +61,15 @@ class Note(BaseModel):
 
     at: datetime
     sentence: str
+
+
+class NetworkRecord(BaseModel):
+    """What was measured between the shards, and what was done about it."""
+
+    latency_ms: float | None = None  #: of the slowest hop of the ring; None: not measured
+    relay: str | None = None  #: the process with the least latency to all others
+    #: (step, interval): from that synchronisation on so many steps between two; empty: always the plan's
+    sync_schedule: list[tuple[int, int]] = []
 
 
 class ScriptRecord(BaseModel):
@@ -97,6 +107,7 @@ class RunRecord(BaseModel):
     stall: Stall | None = None
     summary: RunSummary = RunSummary()
     growths: list[str] = []  #: "shard 0 has taken 7800 MiB of ...: moved from GPU-a to GPU-b"
+    network: NetworkRecord = NetworkRecord()
     checkpoint: CheckpointRecord | None = None
     script: ScriptRecord | None = None  #: None: the run of an entrypoint
     result: JsonValue = None  #: what ``train`` returned on rank 0

@@ -32,7 +32,13 @@ class Saving:
         self._store = store
         self._state = state
         self._saved_at = time.monotonic()
+        self.sync_schedule: list[tuple[int, int]] = []  #: of the state that `load_newest` found
         self.blocked_s = 0.0  #: for how long training has waited for checkpoints in between, in all
+
+    def note_schedule(self, entries: list[tuple[int, int]]) -> None:
+        """Note how often shards have shared what is saved from now on, and tell the supervisor."""
+        self._folder.sync_schedule = entries
+        self._store.put("sync_schedule", [list(entry) for entry in entries])
 
     def after_sync(self, version: int) -> None:
         """Tell what has been written since, and begin to write the state when that is due."""
@@ -70,6 +76,7 @@ class Saving:
         if record is None:
             return 0
         self._folder.load(self._state, record)
+        self.sync_schedule = record.sync_schedule
         if self._store.get("checkpoint") is None:  # else it is this run's own, from a handover of all ranks
             self._store.put("resumed_from", record.step)
         self._announce(record)

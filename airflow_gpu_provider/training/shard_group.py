@@ -19,11 +19,22 @@ import torch
 import torch.distributed as dist
 
 from airflow_gpu_provider.training.coordination import LOOPBACK, Control, RunStore
+from airflow_gpu_provider.training.interfaces import (
+    GLOO_VARIABLE,
+    Interface,
+    chosen,
+    nccl_environment,
+    present_interfaces,
+)
 from airflow_gpu_provider.training.meter import HostClock, Meter
+from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.pulse import Pulse
+from airflow_gpu_provider.training.shard_echo import ShardEcho
 
 log = logging.getLogger(__name__)
 
+#: Numbers from which on a buffer is cut for several paths.
+_CUT = 1 << 16
 #: peers have announced themselves before the group is built, so connecting takes milliseconds
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 
@@ -48,21 +59,17 @@ class ShardGroup:
     """Rendezvous and collectives of a shard."""
 
     def __init__(
-        self,
-        uid: str,
-        store: RunStore,
-        pulse: Pulse,
-        *,
-        backend: str,
-        timeout_s: float,
-        meter: Meter | None = None,
+        self, uid: str, store: RunStore, pulse: Pulse, plan: RunPlan, *, meter: Meter | None = None
     ) -> None:
         self._uid = uid
         self._store = store
         self._pulse = pulse
+        self._plan = plan
         self._meter = meter or Meter(HostClock())
-        self._backend = backend
-        self._timeout = timedelta(seconds=timeout_s)
+        self._backend = plan.backend
+        self._timeout = timedelta(seconds=plan.sync_timeout_s)
+        self._paths: tuple[Interface, ...] = ()  #: none = loopback; known once this shard joins
+        self._echo = ShardEcho(uid, pulse, store.prefix)
         self._words: _Collectives | None = None  #: gloo, for small numbers on the CPU
         self._data: _Collectives | None = None  #: the same, or NCCL
         self._graveyard: list[object] = []
@@ -85,8 +92,12 @@ class ShardGroup:
         self.generation = control.generation
         self.rank = control.members[self._uid]
         self.size = len(control.members)
-        self._store.put(f"ready/{self.generation}/{self._uid}", True)
-        self.wait_for([f"ready/{self.generation}/{uid}" for uid in control.members])
+        self._choose_paths()
+        self._store.put(f"ready/{self.generation}/{self._uid}", self._echo.address)
+        keys = {uid: f"ready/{self.generation}/{uid}" for uid in control.members}
+        self.wait_for(list(keys.values()))
+        ring = sorted(control.members, key=control.members.__getitem__)
+        self._echo.ask({uid: str(self._store.get(key)) for uid, key in keys.items()}, ring)
         try:
             store = self._store.below(f"group/{self.generation}")
             self._words = self._gloo(dist.PrefixStore("gloo", store))
@@ -95,6 +106,21 @@ class ShardGroup:
             )
         except RuntimeError as error:
             raise self._fault("joining", error) from error
+
+    def _choose_paths(self) -> None:
+        """Find out over which interfaces this shard talks; NCCL reads its choice from the environment."""
+        options, present = self._plan.network, present_interfaces()
+        asked = None if options.interfaces == "auto" else options.interfaces
+        installed = os.environ.get(GLOO_VARIABLE)
+        self._paths = chosen(asked, installed, present, spans_hosts=self._plan.spans_hosts)
+        os.environ.update(nccl_environment(self._paths, options.ib_hca, os.environ))
+        first = next((each.address for each in self._paths), None)
+        self._echo.start(first or LOOPBACK)
+
+    def latency(self) -> dict[str, float]:
+        """Return the latency to the next shard of the ring for a measurement, nothing while it is unknown."""
+        latency_ms = self._echo.to_next()
+        return {} if latency_ms is None else {"latency_ms": latency_ms}
 
     def leave(self) -> None:
         """Give the group up without touching it."""
@@ -128,8 +154,12 @@ class ShardGroup:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(op)
         options.timeout = self._timeout
+        group = self._group()
+        # Each collective takes one path of several, the next one the next: a large one is cut into as many.
+        parts = flat.chunk(len(self._paths)) if len(self._paths) > 1 and flat.numel() > _CUT else (flat,)
         with self._meter.collective(flat.numel() * flat.element_size()):
-            self._finish(self._group().allreduce([flat], options), flat)
+            for work, part in [(group.allreduce([part], options), part) for part in parts]:
+                self._finish(work, part)
 
     def broadcast(self, flat: torch.Tensor, root: int) -> None:
         """Take ``root``'s values, in place."""
@@ -173,14 +203,11 @@ class ShardGroup:
         return self._data
 
     def _gloo(self, store: dist.Store) -> _Collectives:
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = _CONNECT_TIMEOUT
-        options._devices = [
-            dist.ProcessGroupGloo.create_device(interface=interface)
-            if interface
-            else dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)
-        ]
+        make = dist.ProcessGroupGloo.create_device
+        options._devices = [make(interface=each.name) for each in self._paths] or [make(hostname=LOOPBACK)]
+        options._threads = 2 * len(options._devices)
         return cast(_Collectives, dist.ProcessGroupGloo(store, self.rank, self.size, options))
 
     def _nccl(self, store: dist.Store) -> _Collectives:

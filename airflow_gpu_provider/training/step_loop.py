@@ -28,11 +28,12 @@ from airflow_gpu_provider.training.randomness import seed_everything
 from airflow_gpu_provider.training.saving import Saving
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import Layout, Scalars, TrainingState
+from airflow_gpu_provider.training.sync_schedule import SyncSchedule
 from airflow_gpu_provider.training.telemetry import Telemetry, gradient_norm
 
 _FRESH = -1  #: the version of a process that has no state yet
 _EVENT_EVERY_S = 0.5
-_LAYOUT_WORD = TypeAdapter(tuple[Layout, Scalars])
+_LAYOUT_WORD = TypeAdapter(tuple[Layout, Scalars, list[tuple[int, int]]])
 
 
 class Leaving(BaseException):
@@ -62,14 +63,8 @@ class StepLoop:
         self._averaging: Averaging = (
             GradientAveraging(state) if plan.sync_interval == 1 else StateAveraging(state)
         )
-        self._group = ShardGroup(
-            uid,
-            store,
-            pulse,
-            backend=plan.backend,
-            timeout_s=plan.sync_timeout_s,
-            meter=telemetry.meter,
-        )
+        self._group = ShardGroup(uid, store, pulse, plan, meter=telemetry.meter)
+        self._schedule = SyncSchedule(plan.sync_interval, plan.network.sync_schedule)
         self._saving = Saving(plan, store, state, tell=pulse.tell)
         self._window_started_at = time.monotonic()
         self._window_version = _FRESH
@@ -124,19 +119,23 @@ class StepLoop:
 
     def _end_step(self, check: Callable[[], None]) -> None:
         done = self.step + 1
-        is_window_end = done % self._plan.sync_interval == 0 or done == self.count
+        is_window_end = self._schedule.is_due(done, self.version) or done == self.count
         if is_window_end:
             check()
             self._pulse.phase = Phase.WAITING
             if self._plan.sync_interval > 1:
                 self._telemetry.meter.arrive()
         window_s = time.monotonic() - self._window_started_at
+        wanted = self._pulse.control.sync_interval if self._pulse.control is not None else 0
+        self._averaging.proposed_interval = self._schedule.proposal(done, wanted, self.version)
         exchange = self._averaging.end_step(self._group, done, is_window_end=is_window_end, wish=self._wish)
         self.step = done
         if exchange is None:
             return
         self._pulse.version = self.version
         self._telemetry.meter.end(self.version - self._window_version)
+        if self._schedule.agree(self.version, self._averaging.agreed_interval):
+            self._note_schedule()
         self._tell_sync(exchange, window_s)
         self._save_when_due()
         self._begin_window()
@@ -145,6 +144,10 @@ class StepLoop:
         self._window_started_at = time.monotonic()
         self._window_version = self.version
         self._telemetry.meter.begin()
+
+    def _note_schedule(self) -> None:
+        if self._group.rank == 0:
+            self._saving.note_schedule(self._schedule.entries)
 
     def _tell_sync(self, exchange: Exchange, window_s: float) -> None:
         if time.monotonic() - self._last_event_at < _EVENT_EVERY_S and self.version < self.count:
@@ -158,6 +161,8 @@ class StepLoop:
             sync_s=round(exchange.seconds, 6),
             window_s=round(window_s, 6),
             bytes=exchange.size_bytes,
+            interval=self._schedule.interval_after(self.step),
+            **self._group.latency(),
             **gradient_norm(self._state.optimizers),
         )
 
@@ -227,6 +232,7 @@ class StepLoop:
         newest = max(row[0] for row in rows)
         root = next(rank for rank, row in enumerate(rows) if row[0] == newest)
         self._take_layout(root)
+        self._note_schedule()
         flats = self._state.pack(self._group.device)
         for flat in flats.values():
             self._group.broadcast(flat, root)
@@ -237,15 +243,19 @@ class StepLoop:
     def _take_layout(self, root: int) -> None:
         key = f"layout/{self._group.generation}"
         if self._group.rank == root:
-            self._store.put(key, [self._state.layout(), self._state.scalars()])  # type: ignore[list-item]
+            word = [self._state.layout(), self._state.scalars(), self._schedule.entries]
+            self._store.put(key, word)  # type: ignore[arg-type]
             return
         self._group.wait_for([key])
-        word = _LAYOUT_WORD.validate_python(self._store.get(key))
-        self._state.align(*word)
+        layout, scalars, schedule = _LAYOUT_WORD.validate_python(self._store.get(key))
+        self._state.align(layout, scalars)
+        self._schedule.take(schedule)
 
     def _load_newest(self) -> int:
         self._store.put("step_count", self.count)
-        return min(self._saving.load_newest(), self.count)
+        found = min(self._saving.load_newest(), self.count)
+        self._schedule.take(self._saving.sync_schedule)
+        return found
 
     def _await_next_generation(self) -> None:
         self._group.leave()

@@ -18,6 +18,7 @@ from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.growth import Growth
 from airflow_gpu_provider.training.membership import Membership
+from airflow_gpu_provider.training.network_watch import NetworkWatch
 from airflow_gpu_provider.training.nursery import Nursery
 from airflow_gpu_provider.training.observer import Observer
 from airflow_gpu_provider.training.plan import RunPlan, Slot
@@ -55,6 +56,7 @@ class Supervisor:
         members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
         self._membership = Membership.first(members, spares, generation=self.record.generation)
         self._published: Control | None = None
+        self._network = NetworkWatch(plan, self._store, self.record)
         self._retries = SyncRetries()
         self._respawns = RespawnBudget(plan.max_respawns)
         self._stop = StopRequest()
@@ -89,6 +91,7 @@ class Supervisor:
         if is_look and not self.record.state.is_terminal:
             self._grow(now)
             self._retry_broken_synchronisation(now)
+            self._follow_network(now)
             self._end_when_done(now)
             self._children.reap_strays()
         self._write()
@@ -241,6 +244,15 @@ class Supervisor:
         self._membership = self._membership.next()
         self._publish()
 
+    def _follow_network(self, now: float) -> None:
+        """Deal out ranks anew, or let the shards share less or more often, as their latency asks."""
+        if self._stop.is_asked or self._final_seen or self._growth.wants_pause:
+            return
+        changed = self._network.look(self._membership, now)
+        if changed is not None:
+            self._membership = changed
+            self._publish()
+
     # -- stopping ------------------------------------------------------------------------------------------
 
     def _stop_when_asked(self, now: float) -> None:
@@ -277,6 +289,7 @@ class Supervisor:
             stop=self._stop.is_asked,
             pause=self._growth.wants_pause,
             limits=self._growth.limits(self._membership),
+            sync_interval=self._network.sync_interval,
         )
 
     def _write(self, *, force: bool = False) -> None:

@@ -95,6 +95,7 @@ class FakeLease:
     devices: tuple[Any, ...]
     spares: tuple[Any, ...] = ()
     lease_id: str = "lease-1"
+    latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
     lost: threading.Event = field(default_factory=threading.Event)
     lose_when: Callable[[], bool] = lambda: False
     failed: list[str] = field(default_factory=list)
@@ -120,6 +121,8 @@ class FakeDevice:
     memory_mib: int = 40_960
     milli: int = 1000
     memory_limit_mib: int | None = None
+    node: str = "n1"
+    host: str = "h1"
 
 
 @dataclass
