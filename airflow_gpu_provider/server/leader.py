@@ -28,6 +28,7 @@ from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.lead import Lead
+from airflow_gpu_provider.server.places import WORKED_OUT
 from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.requests import sync
 from airflow_gpu_provider.server.reservations import Reservations
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _STANDINGS_S = 1.0
-_STANDINGS = 200  # claims whose position and expected start are worked out every second
 _MIX = 1000  # requests that the cost of fragmentation is computed over
 
 
@@ -229,7 +229,7 @@ class Leader(threading.Thread):
         if engine is None:
             return
         changed = []
-        for waiting in engine.waiting(now, limit=_STANDINGS):
+        for waiting in engine.waiting(now, limit=WORKED_OUT):
             entry = board.entries.get(waiting.claim_id)
             if entry is None or entry.held is not None:
                 continue

@@ -23,6 +23,7 @@ from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.held import HeldDevices, OpenOffer
+from airflow_gpu_provider.server.places import places
 from airflow_gpu_provider.server.reported import unavailable_reason
 from airflow_gpu_provider.server.scores import Scores
 from airflow_gpu_provider.wire import ClaimState, ClaimView, DeviceView, LeaseView, TaskKey
@@ -199,11 +200,10 @@ def _device_row(
 
 
 def queue(broker: Broker) -> list[QueueRow]:
-    """Return the pending claims, next first; those whose place is not worked out yet come last."""
+    """Return the pending claims, next first; those that have just come and have no place yet come last."""
     now = broker.clock()
     scores = Scores(broker.settings.cycle_policy(), broker.mirror.fleet(now), now)
-    waiting = [entry for entry in broker.entries() if entry.state is ClaimState.PENDING]
-    waiting.sort(key=lambda e: (e.position is None, e.position or 0, e.submitted_at, e.claim_id))
+    waiting = (entry for entry in broker.entries() if entry.state is ClaimState.PENDING)
     return [
         QueueRow(
             claim_id=entry.claim_id,
@@ -217,13 +217,13 @@ def queue(broker: Broker) -> list[QueueRow]:
             team=entry.body.team,
             submitted_at=entry.submitted_at,
             waiting_s=round((now - entry.submitted_at).total_seconds(), 1),
-            position=entry.position,
-            reason_code=entry.reason_code,
-            reason=entry.reason,
-            starts_in_s=_seconds_until(entry.expected_at, now),
+            position=place.position,
+            reason_code=place.reason_code,
+            reason=place.reason,
+            starts_in_s=_seconds_until(place.expected_at, now),
             preemptions=entry.preemptions,
         )
-        for entry in waiting
+        for entry, place in places(waiting, scores.rank, now)
     ]
 
 
