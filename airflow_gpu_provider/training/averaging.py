@@ -83,13 +83,14 @@ class StateAveraging:
 
     def step_optimizer(self, optimizer: torch.optim.Optimizer, group: ShardGroup, *, wish: Wish) -> None:
         """Step with this shard's own gradients."""
-        optimizer.step()
+        self._state.step(optimizer)
 
     def end_step(self, group: ShardGroup, step: int, *, is_window_end: bool, wish: Wish) -> Exchange | None:
         """Average at the end of a window."""
         group.raise_if_replaced()
         if not is_window_end:
             return None
+        self._state.fill_in()
         words = group.gather([self._state.layout_digest(), int(wish), self.proposed_interval])
         if len({word[0] for word in words}) > 1:
             raise InvalidRequest(
@@ -112,6 +113,7 @@ class StateAveraging:
 
     def roll_back(self) -> None:
         """Restore the snapshot."""
+        self._state.forget_unfinished_step()
         if self._snapshot is not None:
             self._state.restore(self._snapshot)
 
@@ -147,7 +149,7 @@ class GradientAveraging:
         except GroupLost:
             self._is_lost = True
             return
-        optimizer.step()
+        self._state.step(optimizer)
         # Committed here, not at the end of the body: from now on the live state is the next version.
         self._version = (self._version or 0) + 1
         self._keep_buffers()
@@ -173,6 +175,7 @@ class GradientAveraging:
     @torch.no_grad()
     def roll_back(self) -> None:
         """Undo what the forward pass of an unfinished step did to the buffers."""
+        self._state.forget_unfinished_step()
         for buffer, kept in zip(self._state.buffers(), self._buffers, strict=False):
             buffer.copy_(kept)
 

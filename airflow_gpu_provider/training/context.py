@@ -104,22 +104,22 @@ class TrainContext:
         """True when the loop went through all its steps."""
         return self._loop is not None and self._loop.is_finished
 
-    def register(self, *parts: nn.Module | torch.optim.Optimizer) -> None:
-        """Say which models and optimizers are trained, once, before the loop."""
+    def register(self, *parts: nn.Module | torch.optim.Optimizer | torch.amp.GradScaler) -> None:
+        """Say which models and optimizers are trained, once, before the loop.
+
+        A GradScaler belongs to what shards share as well; `step` then steps through it and updates it.
+        """
         models = [part for part in parts if isinstance(part, nn.Module)]
         optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
-        if (
-            self._state is not None
-            or not models
-            or not optimizers
-            or len(models) + len(optimizers) < len(parts)
-        ):
+        scalers = [part for part in parts if isinstance(part, torch.amp.GradScaler)]
+        is_clear = len(models) + len(optimizers) + len(scalers) == len(parts) and len(scalers) <= 1
+        if self._state is not None or not models or not optimizers or not is_clear:
             given = ", ".join(type(part).__name__ for part in parts) or "nothing"
             raise InvalidRequest(
                 f"ctx.register({given}): call it once with all models (torch.nn.Module) and all optimizers "
-                "(torch.optim.Optimizer) that are trained."
+                "(torch.optim.Optimizer) that are trained, and the torch.amp.GradScaler if there is one."
             )
-        self._state = TrainingState(models, optimizers)
+        self._state = TrainingState(models, optimizers, next(iter(scalers), None))
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield 0 .. count - 1; after a fault an earlier step may come again."""

@@ -35,9 +35,23 @@ class Snapshot:
 class TrainingState:
     """The registered models and optimizers, seen as one named list of tensors."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         self.models = list(models)
         self.optimizers = list(optimizers)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self._scaler is not None:
+            if len(self.optimizers) != 1:
+                raise InvalidRequest(
+                    f"A GradScaler goes with one optimizer and {len(self.optimizers)} were registered; "
+                    "register one, or compute in bfloat16, which needs no scaler."
+                )
+            if self._scaler._scale is None:  # made at the first loss otherwise, and a spare has none
+                self._scaler._lazy_init_scale_growth_tracker(next(self.models[0].parameters()).device)
         known = {id(parameter) for model in self.models for parameter in model.parameters()}
         strangers = sum(id(parameter) not in known for parameter in self._optimized())
         if strangers:
@@ -45,6 +59,24 @@ class TrainingState:
                 f"{strangers} parameters of the optimizer belong to no registered model; pass every model to "
                 "ctx.register(model, optimizer), otherwise shards would drift apart."
             )
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step an optimizer, through the scaler where there is one: that leaves a step of infinities out."""
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+
+    def fill_in(self) -> None:
+        """Let the optimizer have its state even where the scaler has left out every step so far."""
+        if self._scaler is not None and not all(optimizer.state for optimizer in self.optimizers):
+            self.materialise()
+
+    def forget_unfinished_step(self) -> None:
+        """Let the author's ``scaler.unscale_(optimizer)`` of a step that is done again count for nothing."""
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.clear()
 
     def pack(self, device: torch.device) -> Flats:
         """Copy the state into one buffer per kind of number, on ``device``."""
@@ -150,6 +182,9 @@ class TrainingState:
         for name, _, _, value in self._optimizer_entries():
             if isinstance(value, torch.Tensor):
                 yield name, value
+        if self._scaler is not None:
+            for name in ("_scale", "_growth_tracker"):
+                yield f"scaler.{name[1:]}", getattr(self._scaler, name)
 
     def _optimizer_entries(self) -> Iterator[tuple[str, dict[str, object], str, object]]:
         for index, optimizer in enumerate(self.optimizers):

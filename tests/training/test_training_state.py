@@ -101,6 +101,29 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         new_state(torch.optim.LBFGS).materialise()
 
 
+def test_the_scale_of_mixed_precision_is_shared_and_rolled_back_like_the_weights() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    state = TrainingState([net], [optimizer], scaler)
+    snapshot = state.snapshot(1, state.pack(torch.device("cpu")))
+    scaler.scale(net(torch.full((1, 2), torch.inf)).sum()).backward()
+    scaler.unscale_(optimizer)
+    weights = [parameter.detach().clone() for parameter in net.parameters()]
+    state.step(optimizer)
+    assert scaler.get_scale() == 512.0, "a step of infinities halves the scale"
+    assert all(bool((a == b).all()) for a, b in zip(net.parameters(), weights, strict=True)), (
+        "and is left out"
+    )
+    state.restore(snapshot)
+    assert scaler.get_scale() == 1024.0
+    for _ in range(2):  # the same step again after a fault
+        state.forget_unfinished_step()
+        scaler.unscale_(optimizer)
+    with pytest.raises(InvalidRequest, match="one optimizer and 2"):
+        TrainingState([net], [optimizer, optimizer], scaler)
+
+
 def test_sharing_gradients_takes_one_optimizer() -> None:
     model = nn.Linear(2, 2)
     two = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,27 @@ def test_gradients_reduced_at_every_step_survive_a_kill_bitwise(training: Callab
 
 def test_sharing_gradients_and_sharing_weights_are_different_trainings() -> None:
     assert expected_weights(1) != expected_weights(10)
+
+
+@pytest.mark.parametrize(("half", "sync_interval"), [("float16", 4), ("bfloat16", 1)])
+def test_mixed_precision_and_a_compiled_model_survive_a_kill_bitwise(
+    tmp_path_factory: pytest.TempPathFactory, half: str, sync_interval: int
+) -> None:
+    changes: dict[str, Any] = {"entrypoint": "tests.training.precise:train", "sync_interval": sync_interval}
+    calm = start(make_plan(tmp_path_factory.mktemp("calm"), params={"half": half}, **changes))
+    folder = tmp_path_factory.mktemp("hurt")
+    hurt = start(make_plan(folder, spares=1, params={"half": half, "pause_s": 0.2}, **changes))
+    try:
+        hurt.until_step(8)
+        hurt.hurt(1, signal.SIGKILL)
+        record, expected = hurt.end(), calm.end()
+    finally:
+        hurt.run.kill()
+        calm.run.kill()
+    assert record.takeovers == ["u2 took rank 1 of u1"]
+    assert weights(record) == weights(expected)
+    if half == "float16":
+        assert expected.result["skipped"] > 0, "the scaler was needed"  # type: ignore[index, call-overload, operator]
 
 
 def test_without_spares_the_run_fails_and_the_retry_resumes_to_the_same_weights(
