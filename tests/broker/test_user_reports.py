@@ -165,6 +165,24 @@ def test_a_retry_avoids_the_device_that_failed_even_before_it_is_drained(cycle: 
     assert "1 uncorrectable ECC" in waiting(full)["third"].reason.text
 
 
+def test_tasks_that_start_together_each_get_a_device_of_their_own(cycle: Cycle) -> None:
+    """facebookincubator/submitit#1704: 8 tasks all run on GPU 0."""
+    given = placed(cycle(fleet(2, 4), [claim(f"task-{number}") for number in range(8)]))
+    assert len({device for devices in given.values() for device in devices}) == len(given) == 8
+
+
+def test_a_reason_counts_what_there_is_and_lists_no_nodes(cycle: Cycle) -> None:
+    """Reasons of other schedulers are a line a node: nobody reads them on a large fleet."""
+    for nodes in (2, 200):
+        some = fleet_of(*(node(f"n{index:03}", 4, unavailable="drained") for index in range(nodes)))
+        busy = fleet_of(*some.nodes, node("live", 4))
+        told = waiting(cycle(busy, [claim("gang", 8)], singles(4, on="live")))["gang"].reason
+        assert told.text == (
+            f"asked 8 GPUs; of {4 * nodes + 4} suitable devices 0 free, 4 leased, {4 * nodes} unavailable "
+            f"({4 * nodes} drained); leased ones alone are too few: undrain or repair devices"
+        )
+
+
 def test_backfill_runs_below_live_work_and_is_still_lifted_by_waiting(cycle: Cycle) -> None:
     live = claim("live", value=0)
     refresh = claim("refresh", value=500, run_type=RunType.BACKFILL)

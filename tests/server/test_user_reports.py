@@ -59,6 +59,15 @@ def test_what_waits_is_shown_as_waiting_and_not_as_running(tasks: httpx.Client) 
     assert row["key"]["task_id"] == "waits" and row["waiting_s"] >= 0
 
 
+def test_idle_devices_are_still_shown_when_one_of_them_is_leased(tasks: httpx.Client) -> None:
+    """NVIDIA/dcgm-exporter#569: unallocated GPUs vanish once one is allocated."""
+    (before,) = tasks.get("/v1/nodes").json()
+    held = devices(acquire(tasks, "one"))
+    (after,) = tasks.get("/v1/nodes").json()
+    assert [each["id"] for each in after["devices"]] == [each["id"] for each in before["devices"]]
+    assert {each["state"] for each in after["devices"] if each["id"] not in held} == {"free"}
+
+
 def test_a_retry_after_a_killed_worker_finds_its_own_devices(tasks: httpx.Client) -> None:
     first = acquire(tasks, "train")
     again = acquire(tasks, "train", try_number=2)
