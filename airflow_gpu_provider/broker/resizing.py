@@ -99,10 +99,12 @@ class Resizing:
         return over
 
     def match_degree(self, lease: Lease) -> float:
-        """Return the degree of the weakest member that the fleet still has."""
+        """Return the degree of the weakest member that the fleet still has, measured where that is known."""
         layout, request = self._capacity.layout, lease.request
         places = (layout.place_of.get(device) for device in lease.devices[: request.gpus])
-        speeds = (layout.device(*place).tflops for place in places if place)
+        members = (layout.device(*place) for place in places if place)
+        known = self._placer.speeds(request.task_class)
+        speeds = (known.of(member.model, member.tflops) for member in members)
         return min((match_degree(speed, request.min_tflops) for speed in speeds), default=1.0)
 
     def _no_offer(self, lease_id: LeaseId) -> ResizeRefused | None:

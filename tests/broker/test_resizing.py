@@ -11,6 +11,7 @@ from airflow_gpu_provider.broker.model import Claim, CyclePolicy, DeviceId, Flee
 from airflow_gpu_provider.broker.move import Offer, Resized, ResizeRefused
 from airflow_gpu_provider.broker.quota import Quota, Quotas
 from airflow_gpu_provider.broker.resize import Wish
+from airflow_gpu_provider.broker.throughput import Speeds
 
 from .builders import NOW, claim, fleet, fleet_of, lease, node
 
@@ -172,8 +173,12 @@ def test_members_that_join_are_like_those_there_where_enough_such_are_free() -> 
 
 def test_the_match_degree_is_that_of_the_weakest_member_it_has_now() -> None:
     some = fleet_of(node("a", 1, "A100"), node("b", 1, "V100"))
-    engine = engine_of(some, [held := lease("x", "a/0", min_tflops=35)])
+    engine = engine_of(some, [held := lease("x", "a/0", min_tflops=35, task_class="render")])
     assert engine.resizing.match_degree(held) == 1.0
+    engine.learn({"render": Speeds({"A100": 7.0, "V100": 70.0})})
+    assert engine.resizing.match_degree(held) == 0.2, "as when it was placed"
+    engine.learn({})
+    engine.turn(NOW)
     grown = engine.resizing.resize(held.id, Wish(gpus=2), NOW)
     assert isinstance(grown, Resized)
     assert engine.resizing.match_degree(grown.lease) < 1.0
