@@ -80,6 +80,30 @@ def test_shards_killed_and_stopped_are_replaced_and_the_weights_are_bitwise_the_
     assert weights(record) == expected_weights(10)
 
 
+def test_a_lost_spare_is_replaced_and_when_all_shards_are_lost_at_once_spares_load_the_checkpoint(
+    training: Callable[..., Running],
+) -> None:
+    running = training(spares=2, max_respawns=3, params={"pause_s": 0.1})
+    running.until(
+        lambda record: record.checkpoint is not None and record.checkpoint.step >= 10, "a checkpoint"
+    )
+    running.until(lambda record: record.warm == ["u2", "u3"], "both spares")
+    os.kill(running.pids()["u2"], signal.SIGKILL)
+    record = running.until(lambda record: record.warm == ["u3", "u4"], "another spare")
+    assert record.generation == 0 and record.takeovers == [], "nobody else has noticed"
+    supervisor = running.supervisor()
+    os.kill(supervisor, signal.SIGSTOP)  # so that it meets both losses in one look
+    for rank in (0, 1):
+        running.hurt(rank, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGCONT)
+    record = running.end()
+    assert record.generation == 1 and len(record.takeovers) == 2, "one generation for all"
+    lines = read_telemetry(running.plan.paths.telemetry)
+    joined = [line["step"] for line in lines if line["kind"] == "joined" and line["generation"] == 1]
+    assert len(joined) == 2 and min(joined) >= 10, "not from the beginning"  # type: ignore[type-var, operator]
+    assert weights(record) == expected_weights(10)
+
+
 def test_gradients_reduced_at_every_step_survive_a_kill_bitwise(training: Callable[..., Running]) -> None:
     running = training(spares=1, sync_interval=1, params={"pause_s": 0.05})
     running.until_step(15)
