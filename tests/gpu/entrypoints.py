@@ -16,15 +16,18 @@ def batch(step: int, shard: int, device: torch.device) -> tuple[torch.Tensor, to
 
 
 def train(ctx: Any) -> dict[str, Any]:
-    """Train on the one device that is visible; say which that is."""
+    """Train on the one device that is visible, in half precision if asked; say which device that is."""
     net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).to(ctx.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    ctx.register(net, optimizer)
+    half = bool(ctx.params.get("half"))
+    scaler = torch.amp.GradScaler("cuda", enabled=half)
+    ctx.register(net, optimizer, scaler)
     for step in ctx.steps(ctx.params.get("steps", 60)):
         x, y = batch(step, ctx.shard, ctx.device)
-        loss = nn.functional.mse_loss(net(x), y)
+        with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+            loss = nn.functional.mse_loss(net(x).float(), y)
         optimizer.zero_grad()
-        loss.backward()
+        scaler.scale(loss).backward()
         ctx.step(optimizer)
         ctx.report(loss=loss)
         time.sleep(ctx.params.get("pause_s", 0.02))

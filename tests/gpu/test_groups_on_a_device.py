@@ -15,6 +15,7 @@ from airflow_gpu_provider.training.pulse import Pulse
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import TrainingState
 from airflow_gpu_provider.training.telemetry import Telemetry
+from tests.training.running import make_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -24,10 +25,11 @@ _LONG = 2_000_000_000  #: cycles of the device, about a second
 class Alone:
     """A group of one rank, with its pulse set by hand instead of by a supervisor."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.store, _ = host_store()
         self.pulse = Pulse("u0", self.store, interval_s=1.0)
-        self.group = ShardGroup("u0", self.store, self.pulse, backend="nccl", timeout_s=60)
+        plan = make_plan(folder, shards=1, backend="nccl", sync_timeout_s=60.0)
+        self.group = ShardGroup("u0", self.store, self.pulse, plan)
 
     def join(self, generation: int) -> None:
         self.pulse.control = Control(generation, {"u0": 0})
@@ -38,9 +40,9 @@ class Alone:
 
 
 @pytest.fixture
-def alone() -> Iterator[Alone]:
+def alone(tmp_path: Path) -> Iterator[Alone]:
     torch.cuda.set_device(0)
-    made = Alone()
+    made = Alone(tmp_path)
     yield made
     made.group.leave()
     torch.cuda.synchronize()

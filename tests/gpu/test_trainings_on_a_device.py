@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from airflow_gpu_provider.training.failures import FailureCause
+from airflow_gpu_provider.training.measurements import read_telemetry
 from airflow_gpu_provider.training.memory_limit import LIMIT_VARIABLE
 from airflow_gpu_provider.training.plan import Slot
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
@@ -80,13 +81,17 @@ def test_a_spare_on_the_device_takes_over_and_the_weights_are_as_without_a_failu
 def test_with_nccl_a_lost_rank_is_started_anew_and_goes_on_from_the_checkpoint(
     on_device: Callable[..., Running], sync_interval: int
 ) -> None:
-    running = on_device(backend="nccl", max_respawns=1, sync_interval=sync_interval)
+    half = {"half": sync_interval == 1}
+    running = on_device(backend="nccl", max_respawns=1, sync_interval=sync_interval, params=half)
     running.until(
         lambda record: record.checkpoint is not None and record.checkpoint.step >= 10, "a checkpoint"
     )
     running.hurt(0, signal.SIGKILL)
     record = running.end()
-    assert record.resumed_from is not None and record.resumed_from >= 10
+    assert record.takeovers == ["u1 took rank 0 of u0"], running.logs()
+    lines = read_telemetry(running.plan.paths.telemetry)
+    joined = [line["step"] for line in lines if line["kind"] == "joined" and line["generation"] == 1]
+    assert len(joined) == 1 and joined[0] >= 10, "not from the beginning"  # type: ignore[operator]
     assert all(
         bool(torch.isfinite(each).all()) for each in tensors(state(record)) if each.is_floating_point()
     )
