@@ -26,7 +26,9 @@ from airflow_gpu_provider.training.pace import Counters
 log = logging.getLogger(__name__)
 
 ORPHAN_EXIT = 71
-_POLL_S = 0.05
+#: a look at the store costs two processes something; a survivor hears of a loss this much later at most
+_POLL_S = 0.1
+_IDLE_S = 0.5
 #: sentences that each heartbeat repeats, since the supervisor may miss some heartbeats
 _NOTES_KEPT = 5
 
@@ -58,6 +60,7 @@ class Pulse:
         self._outbox: queue.SimpleQueue[tuple[str, JsonValue]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._beat_until_orphaned, name="pulse", daemon=True)
         self.control: Control | None = None
+        self._heard = threading.Event()
         self.phase = Phase.STARTING
         self.step = 0
         self.version = -1  #: the last committed synchronised state
@@ -77,6 +80,11 @@ class Pulse:
         """Let people read a sentence: it goes through the supervisor into run.json and the task's log."""
         self._notes.append((self._noted, sentence))
         self._noted += 1
+
+    def wait_for_word(self) -> None:
+        """Wait until the supervisor wants something else than before, or for a moment."""
+        self._heard.wait(_IDLE_S)
+        self._heard.clear()
 
     def has_moved_on(self, generation: int) -> bool:
         """Say whether the supervisor has replaced ``generation``."""
@@ -103,7 +111,7 @@ class Pulse:
             os._exit(ORPHAN_EXIT)
 
     def _take(self, control: Control | None) -> None:
-        if control is None:
+        if control is None or control == self.control:
             return
         limit_mib = control.limits.get(self._uid)
         if limit_mib is not None and limit_mib != self._limit_mib:
@@ -111,6 +119,7 @@ class Pulse:
             log.info("This shard may take %d MiB of each of its devices from now on", limit_mib)
             change_limit(limit_mib)
         self.control = control  # after the limit: a spare that takes a rank has the memory for it
+        self._heard.set()
 
     def _heartbeat(self, beat: int) -> JsonValue:
         word: dict[str, JsonValue] = {

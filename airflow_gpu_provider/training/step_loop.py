@@ -212,7 +212,7 @@ class StepLoop:
             if control is not None and self._pulse.phase is Phase.STARTING:
                 self._state.materialise()  # imports and compiles what the first step would have to
                 self._pulse.phase = Phase.PARKED
-            time.sleep(0.02)
+            self._pulse.wait_for_word()
         return control
 
     def _agree_on_state(self) -> None:

@@ -26,12 +26,13 @@ from airflow_gpu_provider.training.respawns import RespawnBudget
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.stop_request import StopRequest
 from airflow_gpu_provider.training.sync_retries import MAX_TRIES, SyncRetries, Verdict
+from airflow_gpu_provider.training.wakeup import Wakeup
 from airflow_gpu_provider.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
-#: as often as hearts beat; an ended process is seen with every tick
+#: as often as hearts beat; a process that ends wakes the supervisor
 _LOOK_EVERY_S = 0.2
 
 
@@ -66,13 +67,14 @@ class Supervisor:
     def run(self) -> int:
         """Train to the end and return the exit code: 0 only for a run that succeeded."""
         self._stop.listen()
+        wakeup = Wakeup()
         try:
             self._publish()
             for slot in self._children.slots:
                 self._start_process(slot)
             while not self.record.state.is_terminal:
                 self._tick(time.monotonic())
-                time.sleep(_TICK_S)
+                wakeup.sleep(self._look_at - time.monotonic())
         finally:
             self._children.fence_all()
             self._write(force=True)
