@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
+
+#: what one cause ends together is met together, as one change
+_TOGETHER_S = 0.02
 
 
 class Wakeup:
@@ -22,7 +26,8 @@ class Wakeup:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def sleep(self, seconds: float) -> None:
-        """Return after ``seconds``, or sooner when there is something to look at."""
+        """Return after ``seconds``, or a moment after there is something to look at."""
         ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
         if ready:
+            time.sleep(_TOGETHER_S)
             os.read(self._read, 4096)

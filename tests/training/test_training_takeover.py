@@ -20,7 +20,7 @@ from airflow_gpu_provider.training.next_try import last_try
 from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record
 from airflow_gpu_provider.training.run_folder import RunFolder
 from tests.training.oracle import expected_weights
-from tests.training.running import Running, make_plan, start
+from tests.training.running import Running, is_alive, make_plan, start
 
 
 def weights(record: RunRecord) -> str:
@@ -32,7 +32,9 @@ def weights(record: RunRecord) -> str:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Running:
     """Return a run without failed shards, whose network broke once."""
-    running = start(make_plan(tmp_path_factory.mktemp("finished"), params={"cut_network_at": 25}))
+    # Losses are reported twice a second: the last 20 steps have to take longer than that.
+    params = {"cut_network_at": 25, "pause_s": 0.03}
+    running = start(make_plan(tmp_path_factory.mktemp("finished"), params=params))
     running.end()
     return running
 
@@ -92,9 +94,12 @@ def test_a_lost_spare_is_replaced_and_when_all_shards_are_lost_at_once_spares_lo
     record = running.until(lambda record: record.warm == ["u3", "u4"], "another spare")
     assert record.generation == 0 and record.takeovers == [], "nobody else has noticed"
     supervisor = running.supervisor()
+    shards = [running.pid_of_rank(rank) for rank in (0, 1)]
     os.kill(supervisor, signal.SIGSTOP)  # so that it meets both losses in one look
-    for rank in (0, 1):
-        running.hurt(rank, signal.SIGKILL)
+    for pid in shards:
+        os.kill(pid, signal.SIGKILL)
+    while any(is_alive(pid) for pid in shards):
+        time.sleep(0.01)
     os.kill(supervisor, signal.SIGCONT)
     record = running.end()
     assert record.generation == 1 and len(record.takeovers) == 2, "one generation for all"
