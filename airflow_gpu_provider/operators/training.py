@@ -16,6 +16,7 @@ from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted
 from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.launchers.choice import check_launcher, find_launcher
+from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror, with_remote_checkpoint
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.script_output import ScriptOutput
@@ -23,7 +24,7 @@ from airflow_gpu_provider.operators.training_code import check_code, check_file_
 from airflow_gpu_provider.operators.training_plan import plan_training
 from airflow_gpu_provider.operators.training_progress import ProgressLog, end_run, failed_on
 from airflow_gpu_provider.operators.training_result import training_result
-from airflow_gpu_provider.operators.training_root import training_root
+from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.network_options import NetworkOptions, network_options
 from airflow_gpu_provider.training.next_try import note_lost_lease
@@ -61,7 +62,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         from try to try as well, up to half of the shards.
     :param checkpoint_dir: folder of this training (templated); None: one for each task of each run below
         AIRFLOW_HOME. A folder shared by several runs lets a later run resume an earlier one.
+        "s3://connection_id@bucket/path", or another URL, keeps copies there.
     :param checkpoint_every: seconds between two checkpoints
+    :param keep_checkpoints: how many of the newest stay
     :param backend: "nccl", "gloo", or "auto": NCCL on GPUs, gloo on CPUs
     :param allow_non_finite_loss: go on when a shard reports a loss that is NaN or infinite
     :param launcher: "local", or "auto" for the same: the worker's own host
@@ -108,6 +111,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         redundancy: float | str = "auto",
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 30.0,
+        keep_checkpoints: int = 2,
         backend: Literal["auto", "nccl", "gloo"] = "auto",
         allow_non_finite_loss: bool = False,
         launcher: Literal["auto", "local", "kubernetes"] = "auto",
@@ -130,6 +134,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.redundancy = redundancy
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
+        self.keep_checkpoints = check_checkpoints(checkpoint_dir, keep_checkpoints, script)
         self.backend = backend
         self.allow_non_finite_loss = allow_non_finite_loss
         self.launcher = check_launcher(launcher)
@@ -168,6 +173,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._needs = self._needs.looked_up(self, context)
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = plan_training(self, context, lease, folder)
+        bring_and_mirror(self.checkpoint_dir, plan, self.log)
         self._run = find_launcher(self.launcher).start(plan)
         output = ScriptOutput.of(plan, self.log)
         progress = ProgressLog(self._run, plan.paths, self.log, output=output)
@@ -187,7 +193,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             steps, seconds = measured
             lease.report_work(steps * plan.shard_count, seconds=seconds)
         lease.report_shards(plan.shard_count, failed_on=failed_on(record, plan, lease))
-        result = training_result(record)
+        result = with_remote_checkpoint(training_result(record), self.checkpoint_dir, plan, self.log)
         folder.mark_delivered(json.dumps(result))
         return result
 

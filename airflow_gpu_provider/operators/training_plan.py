@@ -59,6 +59,7 @@ def plan_training(
         python_path=tuple(entry for entry in sys.path if entry),
         threads_per_shard=threads_per_shard(shape.shards, training.cpu_cores),
         checkpoint_every_s=training.checkpoint_every,
+        keep_checkpoints=training.keep_checkpoints,
         allow_non_finite_loss=training.allow_non_finite_loss,
         join_timeout_s=training.join_timeout,
         grow_at=training.grow_at,

@@ -7,17 +7,35 @@ Every try of a task finds the same folder, which is how it finds what earlier tr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
+from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.run_folder import folder_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+def is_url(checkpoint_dir: str | None) -> TypeGuard[str]:
+    """Say whether a ``checkpoint_dir`` names an object storage, to which checkpoints are copied."""
+    return isinstance(checkpoint_dir, str) and "://" in checkpoint_dir
+
+
+def check_checkpoints(checkpoint_dir: str | None, keep: int, script: str | None) -> int:
+    """Return how many checkpoints are kept. Raise InvalidRequest for what can never be."""
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise InvalidRequest(f"keep_checkpoints={keep!r}: give a whole number >= 1; 2 keeps one in reserve.")
+    if script is not None and is_url(checkpoint_dir):
+        raise InvalidRequest(
+            f"checkpoint_dir={checkpoint_dir!r} with a script: a script writes its own files, so give a "
+            "folder; or let the script save to the storage itself."
+        )
+    return keep
+
+
 def training_root(checkpoint_dir: str | None, context: Context) -> Path:
     """Return the training's folder: the author's, else one for this task of this run below AIRFLOW_HOME."""
-    if checkpoint_dir:
+    if checkpoint_dir and not is_url(checkpoint_dir):
         return Path(checkpoint_dir).expanduser().absolute()
     from airflow.configuration import AIRFLOW_HOME
 

@@ -22,7 +22,7 @@ from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.pace import Counters, Paces, Sample
 from airflow_gpu_provider.training.pace_record import RunPace, ShardPace, Stall, Straggler
 from airflow_gpu_provider.training.plan import RunPlan
-from airflow_gpu_provider.training.run_file import RunRecord
+from airflow_gpu_provider.training.run_file import RunRecord, read_mirror
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Observer:
         self._note_stall(membership, liveness, now)
         if now - self._line_at >= _LINE_EVERY_S and self._record.step > 0:
             self._line_at = now
+            self._note_mirror()
             self._write_line(is_new=sample is not None)
 
     # -- speed ---------------------------------------------------------------------------------------------
@@ -130,6 +131,11 @@ class Observer:
 
     # -- no speed ------------------------------------------------------------------------------------------
 
+    def _note_mirror(self) -> None:
+        known, self._record.mirror = self._record.mirror, read_mirror(self._plan.paths.mirror)
+        if (now := self._record.mirror) is not None and now.error and (known is None or not known.error):
+            self._tell(now.error)
+
     def _note_stall(self, membership: Membership, liveness: Liveness, now: float) -> None:
         stall = self._stall(membership, liveness, now)
         known, self._record.stall = self._record.stall, stall
@@ -192,6 +198,7 @@ class Observer:
             "step": record.step,
             "generation": record.generation,
             "checkpoint_step": record.checkpoint.step if record.checkpoint else None,
+            "mirrored_step": record.mirror.step if record.mirror else None,
             "checkpoint_age_s": None if age is None else round(age, 1),
             "straggler": record.straggler.rank if record.straggler else None,
         }

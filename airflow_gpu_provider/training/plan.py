@@ -147,6 +147,11 @@ class RunPaths:
         return self.failures / f"{uid}.json"
 
     @property
+    def mirror(self) -> Path:
+        """Return where it is said how the copying to object storage goes."""
+        return self.run_dir / "mirror.json"
+
+    @property
     def run_telemetry(self) -> Path:
         """Return where the supervisor writes how the run goes."""
         return self.telemetry / "run.jsonl"

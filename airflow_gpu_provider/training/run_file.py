@@ -56,6 +56,15 @@ class CheckpointRecord(BaseModel):
     sync_schedule: list[tuple[int, int]] = []  #: that led to it, as in `NetworkRecord`
 
 
+class MirrorRecord(BaseModel):
+    """How the copying of checkpoints to object storage goes."""
+
+    place: str
+    step: int | None  #: of the newest one that lies there whole
+    error: str | None
+    at: datetime
+
+
 class Note(BaseModel):
     """Something about a run that people should read."""
 
@@ -108,6 +117,7 @@ class RunRecord(BaseModel):
     summary: RunSummary = RunSummary()
     growths: list[str] = []  #: "shard 0 has taken 7800 MiB of ...: moved from GPU-a to GPU-b"
     network: NetworkRecord = NetworkRecord()
+    mirror: MirrorRecord | None = None  #: None: checkpoints stay in their folder
     checkpoint: CheckpointRecord | None = None
     script: ScriptRecord | None = None  #: None: the run of an entrypoint
     result: JsonValue = None  #: what ``train`` returned on rank 0
@@ -148,6 +158,14 @@ def write_record(path: Path, record: RunRecord) -> None:
     """Write the record with the present time."""
     record.updated_at = datetime.now(timezone.utc)
     write_json(path, record.model_dump_json(indent=1))
+
+
+def read_mirror(path: Path) -> MirrorRecord | None:
+    """Return what the mirror has said last, None when there is none."""
+    try:
+        return MirrorRecord.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return None
 
 
 def read_record(path: Path) -> RunRecord | None:
