@@ -1,7 +1,7 @@
 """The broker of one replica: its tables, its view of the fleet, its desk and its part in the election.
 
 A request goes to the desk when this replica leads (many share one commit), else into the tables, where the
-leader finds it. The routes are thin: what they do is a method here. Deciding happens in `leader`.
+leader finds it. The routes are thin: what they do is a method here. The next step is `leader`.
 """
 
 from __future__ import annotations
@@ -167,14 +167,13 @@ class Broker:
         entry = self._collected(claim_id)
         if entry is None:
             entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
+        if self._lacks_device(entry):
+            # The node may be so new that this replica, or the leader that has just begun, never heard of it.
+            await run_in_threadpool(lambda: self.mirror.merge(self.nodes.load()))
         if not self._lacks_device(entry):
             return entry
-        if not self.desk.is_open:
-            # The node may be so new that this replica has not heard of it.
-            await run_in_threadpool(lambda: self.mirror.merge(self.nodes.load()))
-            if self._lacks_device(entry):
-                raise BrokerUnavailable("This replica does not know the leased devices yet; ask again.")
-            return entry
+        if not self.desk.is_open or self._is_new(entry):
+            raise BrokerUnavailable("This replica does not know the leased devices yet; ask again.")
         # The agent stopped reporting a leased device: nobody can work on it.
         await self.cancel(claim_id, "device_gone")
         return await self.find(claim_id)
@@ -187,6 +186,10 @@ class Broker:
     def _lacks_device(self, entry: Entry) -> bool:
         held = entry.held
         return held is not None and any(self.mirror.device(d) is None for d in (*held.devices, *held.spares))
+
+    def _is_new(self, entry: Entry) -> bool:
+        since = entry.held.granted_at if entry.held else entry.submitted_at
+        return (self.clock() - since).total_seconds() < self.settings.stale_after_s
 
     async def cancel(self, claim_id: str, reason: str = "cancelled") -> bool:
         """Withdraw a claim or end what it holds; return False when it was over already."""
@@ -279,8 +282,7 @@ class Broker:
 
     def _retry(self, request: Submit) -> Submit:
         """Complete the request of a later try: what failed before, and what may be taken over."""
-        key, now = request.body.key, self.clock()
-        task = task_of(key)
+        task, now = task_of(request.body.key), self.clock()
         failed = self.store.failed_devices([task], self.mirror.suspects()).get(task, set())
         usable = {
             d.id for n in self.fleet(now).nodes if not n.unavailable for d in n.devices if not d.unavailable
@@ -289,10 +291,8 @@ class Broker:
         return Submit(request.body, frozenset(usable), frozenset(failed), request.is_attended)
 
     def _submit_to_tables(self, request: Submit) -> Entry:
-        claim_id = self.repository.submit(
-            request.body, now=self.clock(), usable=request.usable, suspects=self.mirror.suspects()
-        )
-        return self.stored.one(claim_id)
+        given = {"usable": request.usable, "suspects": self.mirror.suspects()}
+        return self.stored.one(self.repository.submit(request.body, now=self.clock(), **given))
 
     def _collect_from_tables(self, claim_id: str) -> Entry:
         self.repository.lease_of(claim_id, now=self.clock(), ttl_s=self.settings.lease_ttl_s)

@@ -174,6 +174,8 @@ def test_a_killed_broker_starts_again_with_all_it_promised(broker: Broker, tasks
     held = submit(tasks, ask("one", gpus=2))["lease"]
     waiting = submit(tasks, ask("two", gpus=1), wait_s=0)
     again = Broker(broker.settings)
+    while not again.nodes.load():  # reports are stored once a second
+        time.sleep(0.05)
     again.mirror.merge(again.nodes.load())
     ((lease, _claim),) = again.repository.live_leases()
     assert lease.row.id == held["lease_id"]

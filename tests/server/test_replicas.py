@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from airflow_gpu_provider.config import Settings
-from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.exceptions import BrokerUnavailable, LeaseLost
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry
@@ -153,3 +153,18 @@ def test_a_leader_that_comes_back_from_a_pause_does_not_decide(replicas: Replica
     claim_id = ask(leader, "one")
     until_granted(follower, claim_id)
     assert counts(leader.repository) == (0, 1, 1)
+
+
+def test_a_new_leader_that_never_heard_of_the_node_does_not_end_its_leases(replicas: Replicas) -> None:
+    leader, follower = replicas
+    claim_id = ask(leader, "new node")
+    until_granted(leader, claim_id)
+    nodes = follower.nodes.load()
+    follower.mirror._known.clear()  # the agent talked to the leader only, which died before it stored that
+    follower.nodes.load = list  # type: ignore[method-assign]
+    leader.stop()
+    until_leading(follower)
+    with pytest.raises(BrokerUnavailable, match="ask again"):
+        asyncio.run(follower.collect(claim_id))
+    follower.mirror.merge(nodes)
+    assert asyncio.run(follower.collect(claim_id)).held is not None
