@@ -143,7 +143,7 @@ class TrainContext:
         return self._steps(self._loop)
 
     def _steps(self, loop: StepLoop) -> Iterator[int]:
-        while (step := loop.next_step(self._check_losses)) is not None:
+        while (step := loop.next_step(self._check_window)) is not None:
             yield step
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -173,6 +173,20 @@ class TrainContext:
             self._unchecked.append((step, loss.detach()))  # reading it now would wait for the device
         else:
             self._raise_if_not_finite(step, loss.item() if isinstance(loss, torch.Tensor) else float(loss))
+
+    def _check_window(self) -> None:
+        """Look before a window is shared: afterwards all shards would hold the same damage, and be named."""
+        self._check_losses()
+        if self._plan.allow_non_finite_loss or self._plan.sync_interval == 1 or self._state is None:
+            return
+        weights = [p for model in self._state.models for p in model.parameters()]
+        finite = [torch.isfinite(weight.detach()).all() for weight in weights]
+        if not bool(torch.stack([each.to(self.device) for each in finite]).all()):
+            raise NonFiniteLoss(
+                f"the weights of shard {self.shard} are not finite after step {self.step_now}, though no "
+                "loss that it reported was; clip the gradients, and look for roots and logarithms of zero; "
+                "where such weights are expected, say allow_non_finite_loss=True"
+            )
 
     def _check_losses(self) -> None:
         if self._unchecked:

@@ -60,6 +60,11 @@ def need_memory(step: int, params: dict[str, Any]) -> None:
         raise torch.OutOfMemoryError(f"CUDA out of memory. {needed_mib} MiB are needed, {limit} allowed")
 
 
+def spoil_gradient(net: nn.Module, here: bool) -> None:
+    for parameter in list(net.parameters())[: int(here)]:
+        parameter.grad = torch.full_like(parameter, float("inf"))
+
+
 def train(ctx: Any) -> dict[str, Any]:
     """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
     net = model().to(ctx.device)
@@ -84,6 +89,7 @@ def train(ctx: Any) -> dict[str, Any]:
             need_memory(step, ctx.params)
         optimizer.zero_grad()
         loss.backward()
+        spoil_gradient(net, ctx.shard == 1 and step == ctx.params.get("nan_gradient_at"))
         ctx.step(optimizer)
         ctx.report(loss=loss, lr=0.01, samples=len(x))
         time.sleep(ctx.params.get("pause_s", 0.01) * (ctx.params.get("slow", 1) if ctx.shard == 1 else 1))

@@ -175,3 +175,11 @@ def test_a_straggler_and_a_stall_are_named_and_the_run_tells_how_it_went(
     of_run = [line for line in lines if line["kind"] == "run"]
     assert any(line["straggler"] == 1 and line["checkpoint_age_s"] is not None for line in of_run)
     json.dumps(lines, allow_nan=False)
+
+
+def test_weights_that_are_not_finite_end_the_run_before_they_are_shared(
+    training: Callable[..., Running],
+) -> None:
+    record = training(params={"nan_gradient_at": 19}).end()
+    assert record.state is RunState.FAILED and record.hopeless
+    assert "weights of shard 1 are not finite after step 19" in str(record.error)
