@@ -12,6 +12,8 @@ PORT ?=
 DIR ?=
 OUTPUT ?= .demo/catalog
 CATALOG ?=
+# Most tests wait for processes and databases, so that a second one has room; all on the real Airflow share one.
+IN_PARALLEL := -n 2 --dist loadgroup
 
 define install
 	@command -v "$(PYTHON)" > /dev/null || { \
@@ -35,10 +37,10 @@ down:  ## end what `make up` started, or what a crash left
 	@if [ -x $(VENV_PYTHON) ]; then exec $(VENV_PYTHON) -m scripts.background down; else echo "no stack was running"; fi
 
 test: lint  ## style, types, layers and the whole test suite
-	$(VENV_PYTHON) -m pytest -m "not slow"
+	$(VENV_PYTHON) -m pytest $(IN_PARALLEL) -m "not slow"
 
 test-slow: lint  ## the same with the slow tests
-	$(VENV_PYTHON) -m pytest
+	$(VENV_PYTHON) -m pytest $(IN_PARALLEL)
 
 lint:  ## style, types and import layers only
 	$(call install,examples lint test)

@@ -21,8 +21,14 @@ from scripts.airflow_home import AirflowHome
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on the real stack last, so that its processes do not slow down all the others."""
+    """Put the tests on the real stack last, so that its processes do not slow down all the others.
+
+    In a parallel run they keep to one process, which begins with them as the largest group.
+    """
     items.sort(key=lambda item: item.get_closest_marker("stack") is not None)
+    for item in items:
+        if item.get_closest_marker("stack") is not None:
+            item.add_marker(pytest.mark.xdist_group("stack"))
 
 
 @pytest.fixture(scope="session")
