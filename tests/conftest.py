@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,19 +71,54 @@ def _database_numbers() -> Iterator[int]:
     return itertools.count(1)
 
 
+@contextmanager
+def _postgres_database(server: str, name: str, *, template: str = "template1") -> Iterator[str]:
+    """Make a database and yield its SQLAlchemy address; drop it at the end."""
+    import sqlalchemy
+
+    admin = sqlalchemy.create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield sqlalchemy.make_url(server).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
+
+
 @pytest.fixture
 def postgres_url(postgres_server: str, _database_numbers: Iterator[int]) -> Iterator[str]:
     """Yield the SQLAlchemy address of an empty PostgreSQL database of the test's own."""
-    import sqlalchemy
+    with _postgres_database(postgres_server, f"test_{next(_database_numbers)}") as url:
+        yield url
 
+
+@pytest.fixture(scope="session")
+def _migrated_postgres_template(postgres_server: str) -> Iterator[str]:
+    from airflow_gpu_provider.store.db_manager import migrate
+
+    with _postgres_database(postgres_server, "migrated") as url:
+        migrate(url)
+        yield "migrated"
+
+
+@pytest.fixture
+def migrated_postgres_url(
+    postgres_server: str, _migrated_postgres_template: str, _database_numbers: Iterator[int]
+) -> Iterator[str]:
+    """Yield the address of a PostgreSQL database of the test's own that has the broker's tables."""
     name = f"test_{next(_database_numbers)}"
-    server = sqlalchemy.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
-    with server.connect() as connection:
-        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
-    yield sqlalchemy.make_url(postgres_server).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
+    with _postgres_database(postgres_server, name, template=_migrated_postgres_template) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a SQLite database with the broker's tables to copy from: migrating outlasts most tests."""
+    from airflow_gpu_provider.store.db_manager import migrate
+
+    file = tmp_path_factory.mktemp("broker") / "gpu.db"
+    migrate(f"sqlite:///{file}")
+    return file
 
 
 @dataclass(frozen=True)

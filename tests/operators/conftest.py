@@ -7,9 +7,9 @@ import json
 import pytest
 
 from airflow_gpu_provider.server.auth import mint_token
-from tests.server.conftest import SECRET, base_url, broker, client, migrated_database, settings
+from tests.server.conftest import SECRET, base_url, broker, client, settings
 
-__all__ = ["base_url", "broker", "client", "migrated_database", "settings"]
+__all__ = ["base_url", "broker", "client", "settings"]
 
 
 @pytest.fixture

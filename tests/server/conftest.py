@@ -23,7 +23,6 @@ from airflow_gpu_provider.server.app import create_app
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.wire import API_PREFIX, ClaimBody, RequestBody, TaskKey
 
 SECRET = "a key for tests that is long enough to sign with"
@@ -53,14 +52,6 @@ def report(
         for i in range(gpus)
     )
     return NodeReport(name=node, host=host, cpu_cores=16, memory_mib=131_072, devices=devices)
-
-
-@pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a migrated database to copy from: migrating takes longer than most tests."""
-    file = tmp_path_factory.mktemp("broker") / "gpu.db"
-    migrate(f"sqlite:///{file}")
-    return file
 
 
 @pytest.fixture

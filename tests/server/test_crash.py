@@ -22,7 +22,6 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, func, select
 
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.store.tables import claim, lease, lease_device
 from airflow_gpu_provider.wire import API_PREFIX
 from tests.benchmarks.served import Replica, nodes, token
@@ -98,9 +97,8 @@ class Client:
 
 
 @pytest.fixture
-def replicas(postgres_url: str) -> Iterator[list[Replica]]:
-    migrate(postgres_url)
-    url = postgres_url.replace("postgresql://", "postgresql+psycopg2://")
+def replicas(migrated_postgres_url: str) -> Iterator[list[Replica]]:
+    url = migrated_postgres_url.replace("postgresql://", "postgresql+psycopg2://")
     with ExitStack() as stack:
         started = [Replica(url) for _ in range(_REPLICAS)]
         for replica in started:
@@ -156,7 +154,7 @@ def overlaps(history: History) -> list[str]:
     "seconds", [pytest.param(15, id="15 s"), pytest.param(60, id="60 s", marks=pytest.mark.slow)]
 )
 def test_nothing_is_lost_or_doubled_when_replicas_die(
-    replicas: list[Replica], postgres_url: str, seconds: int
+    replicas: list[Replica], migrated_postgres_url: str, seconds: int
 ) -> None:
     history = History()
     ports = [replica.port for replica in replicas]
@@ -173,7 +171,7 @@ def test_nothing_is_lost_or_doubled_when_replicas_die(
     assert history.lost == [], "a TTL of 30 s outlives every pause here"
     assert history.released == history.granted
 
-    engine = create_engine(postgres_url)
+    engine = create_engine(migrated_postgres_url)
     with engine.connect() as connection:
         states = dict(
             connection.execute(

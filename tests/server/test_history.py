@@ -13,7 +13,6 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server import history, views
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.store.db_manager import migrate
 
 from .conftest import SECRET, report
 from .test_claims_over_http import ask, release, submit
@@ -30,8 +29,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
     if request.param == "sqlite":
         return settings
-    url = request.getfixturevalue("postgres_url")
-    migrate(url)
+    url = request.getfixturevalue("migrated_postgres_url")
     return Settings(token_secret=SECRET, sql_alchemy_conn=url, stale_after_s=600)
 
 

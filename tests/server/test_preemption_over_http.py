@@ -13,7 +13,6 @@ from sqlalchemy import select
 
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.store.tables import claim, lease
 
 from .test_claims_over_http import submit
@@ -28,8 +27,7 @@ def settings(request: pytest.FixtureRequest, settings: Settings) -> Settings:
     """Return settings by which whatever is preemptible may be taken back at once."""
     changes: dict[str, Any] = {"preemption_grace_s": GRACE_S, "preemption_least_runtime_s": 0.0}
     if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-        migrate(url)
+        url = request.getfixturevalue("migrated_postgres_url")
         changes["sql_alchemy_conn"] = url
     return settings.model_copy(update=changes)
 

@@ -14,7 +14,6 @@ from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.wire import ClaimState, ReleaseBody, RenewBody
 from tests.stored_rows import counts
 
@@ -32,11 +31,10 @@ def until(check: Callable[[], bool], what: str, seconds: float = 20) -> None:
 
 
 @pytest.fixture
-def replicas(postgres_url: str) -> Iterator[Replicas]:
+def replicas(migrated_postgres_url: str) -> Iterator[Replicas]:
     """Yield (leader, follower); the agent of the only node talks to the follower."""
-    migrate(postgres_url)
     settings = Settings(
-        token_secret=SECRET, sql_alchemy_conn=postgres_url, stale_after_s=600, leader_ttl_s=1.0
+        token_secret=SECRET, sql_alchemy_conn=migrated_postgres_url, stale_after_s=600, leader_ttl_s=1.0
     )
     leader, follower = Broker(settings), Broker(settings)
     leader.start()
@@ -115,7 +113,7 @@ def test_the_same_key_at_both_replicas_is_one_claim(replicas: Replicas) -> None:
 
 
 def test_a_key_that_ended_before_the_leader_started_is_still_the_same_claim(
-    replicas: Replicas, postgres_url: str
+    replicas: Replicas, migrated_postgres_url: str
 ) -> None:
     leader, follower = replicas
     claim_id = ask(leader, "one")

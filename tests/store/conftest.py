@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.leadership import Leadership, Term
 from airflow_gpu_provider.store.repository import Repository
@@ -20,13 +20,12 @@ NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path, migrated_database: Path) -> str:
     """Return the address of a migrated database, once for each kind."""
-    url = f"sqlite:///{tmp_path}/gpu.db"
     if request.param == "postgresql":
-        url = request.getfixturevalue("postgres_url")
-    migrate(url)
-    return url
+        url: str = request.getfixturevalue("migrated_postgres_url")
+        return url
+    return f"sqlite:///{shutil.copy(migrated_database, tmp_path / 'gpu.db')}"
 
 
 @pytest.fixture

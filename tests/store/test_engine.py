@@ -11,7 +11,6 @@ from sqlalchemy import Engine, insert, select
 from sqlalchemy.exc import DBAPIError
 
 from airflow_gpu_provider.exceptions import BrokerUnavailable
-from airflow_gpu_provider.store.db_manager import migrate
 from airflow_gpu_provider.store.engine import make_engine, writing
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, fence
 from airflow_gpu_provider.store.sole import SoleProcess
@@ -19,9 +18,8 @@ from airflow_gpu_provider.store.tables import event
 
 
 @pytest.fixture
-def postgres(postgres_url: str) -> Iterator[Engine]:
-    migrate(postgres_url)
-    engine = make_engine(postgres_url)
+def postgres(migrated_postgres_url: str) -> Iterator[Engine]:
+    engine = make_engine(migrated_postgres_url)
     yield engine
     engine.dispose()
 
