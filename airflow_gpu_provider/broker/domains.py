@@ -3,14 +3,16 @@
 Members of a gang talk several times faster over NVLink than over PCIe, and slowest from one CPU socket to the
 other. The choice is only among devices that are equal otherwise: nothing waits for it, and how much stays
 free does not depend on it. The last domain is the smallest with room for the rest, and a single device comes
-from the most broken one, so that large free domains stay whole. Next step: `spread.slots_of`.
+from the most broken one, so that large free domains stay whole. Which of several nodes takes a gang follows
+`harm`. Next step: `spread.slots_of`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from airflow_gpu_provider.broker.model import Device
@@ -85,6 +87,28 @@ def _gather(slots: Sequence[int], number: int, levels: tuple[_Level, ...], besid
         name = min(enough, key=size) if enough else max(pool, key=size)
         chosen += _gather(groups.pop(name), left, levels[1:], taken)
     return chosen
+
+
+def links_of(devices: Sequence[Device]) -> tuple[int, ...]:
+    """Return the NVLink domain of each slot of a bank; a device without one is alone."""
+    names = [device.nvlink for device in devices]
+    return tuple(len(names) + at if name is None else names.index(name) for at, name in enumerate(names))
+
+
+def free_domains(links: Sequence[int], is_free: Iterable[bool]) -> tuple[int, ...]:
+    """Return the number of free devices of each NVLink domain that has any, the smallest first."""
+    return tuple(sorted(Counter(link for link, free in zip(links, is_free, strict=False) if free).values()))
+
+
+@lru_cache(maxsize=10_000)
+def harm(free: tuple[int, ...], members: int) -> int:
+    """Return what a gang does to a bank whose domains have so many free devices, and the bank to the gang.
+
+    0: a domain takes all of it; 1: only one that could take another such gang, which is broken for it; 2: the
+    gang is torn.
+    """
+    left = min((number - members for number in free if number >= members), default=None)
+    return 2 if left is None else int(left >= members)
 
 
 def numbered(names: Sequence[Hashable | None]) -> list[int]:

@@ -1,5 +1,6 @@
 """Choose devices for a request: best match first, then least cost, then least load within the cost band.
 
+Before the load, a gang that fits on one node looks for NVLink domains that suit it (`domains.harm`).
 A gang gets all its devices or none: on one bank if any has room, else on the nodes of one host, else
 anywhere (`spread`); of one speed where it can be (`alike`). A worse match degree is looked at only when no
 better one can take the whole gang. A request that reads artifacts is looked for on the nodes that hold them
@@ -237,6 +238,8 @@ class Placer:
         if not least < np.inf:
             return None
         near = np.flatnonzero(cost <= least + self._cost_band)
+        if (harm := shapes.harm(near, kept.request)) is not None:
+            near = near[harm == harm.min()]
         load = shapes.load[near]
         near = near[load == load.min()]
         if len(near) > 1:
@@ -260,6 +263,8 @@ class Placer:
         if not least < np.inf:
             return None
         near = np.flatnonzero(cost <= least + self._cost_band)
+        if (harm := shapes.harm(shapes.of_bank[bank[near]], kept.request)) is not None:
+            near = near[harm == harm.min()]
         best = near[np.lexsort((bank[near], cost[near], shapes.load_of_bank[bank[near]]))[0]]
         return int(bank[best]), int(share[best])
 

@@ -14,11 +14,13 @@ from typing import TypeAlias
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity
+from airflow_gpu_provider.broker.domains import free_domains, harm, links_of
 from airflow_gpu_provider.broker.layout import FloatArray, IntArray
-from airflow_gpu_provider.broker.model import WHOLE_DEVICE
+from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 
-#: Kind, size, milli-cores, MiB, then the free shares, the largest last.
-_Key: TypeAlias = tuple[int, ...]
+#: Kind, size, milli-cores, MiB, then the free shares, the largest last; and the free devices of each NVLink
+#: domain, nothing where no device of the fleet has links.
+_Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 _NOBODY = np.inf
 #: Entries of a log before it starts anew.
@@ -33,6 +35,8 @@ class Shapes:
         banks = len(layout.banks)
         self._capacity = capacity
         self._sizes: list[int] = layout.exists.sum(axis=1).tolist()
+        is_linked = any(device.nvlink for bank in layout.banks for device in bank)
+        self._links = [links_of(bank) for bank in layout.banks] if is_linked else None
         self._number_of: dict[_Key, int] = {}
         self._keys: list[_Key] = []
         self._members: list[list[tuple[float, int]]] = []  # heaps of (load, bank), with banks that left
@@ -78,6 +82,15 @@ class Shapes:
         """Return the bank of a shape whose node has the least load."""
         return self._members[shape][0][1]
 
+    def harm(self, shapes: IntArray, request: GpuRequest) -> IntArray | None:
+        """Return how a gang and the NVLink domains of each of these shapes suit each other, 0 = best.
+
+        None where that decides nothing: no links are known, or the request is no gang of whole devices.
+        """
+        if self._links is None or request.gpus < 2 or request.is_shared:
+            return None
+        return np.array([harm(self._keys[shape][1], request.gpus) for shape in shapes.tolist()], np.int64)
+
     def count(self) -> IntArray:
         """Return the number of banks of each shape."""
         return np.array(self._count, np.int64)
@@ -89,8 +102,11 @@ class Shapes:
         for bank in range(layout.first_bank[node], layout.first_bank[node + 1]):
             shares, size = capacity.milli[bank].tolist(), self._sizes[bank]
             load = measured if measured == measured else 1.0 - sum(shares) / (size * WHOLE_DEVICE)
+            free: tuple[int, ...] = ()
+            if self._links is not None:
+                free = free_domains(self._links[bank], [share == WHOLE_DEVICE for share in shares])
             shares.sort()
-            key = (int(layout.kind_of[bank]), size, *host, *shares)
+            key = ((int(layout.kind_of[bank]), size, *host, *shares), free)
             shape = self._number_of.get(key)
             if shape is None:
                 shape = self._name(key)
@@ -144,8 +160,8 @@ class Shapes:
             self.number += 1
         self.renamed.append(shape)
         self._number_of[key] = shape
-        self.kind[shape], _, self.cpu[shape], self.memory[shape] = key[:4]
-        self.milli[shape] = key[4:]
+        self.kind[shape], _, self.cpu[shape], self.memory[shape] = key[0][:4]
+        self.milli[shape] = key[0][4:]
         return shape
 
     def _grow(self) -> None:

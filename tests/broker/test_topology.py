@@ -91,6 +91,35 @@ def test_a_gang_of_shares_fills_devices_in_use_first_and_stays_near_them(cycle: 
     assert slots_of(placed(cycle(some, [claim("gang", 2, milli=400)], used))["gang"]) == [1, 2]
 
 
+# -- which node takes a gang that fits on one
+def node_of(taken: list[str]) -> str:
+    return taken[0].split("/")[0]
+
+
+def test_a_node_whose_domain_takes_the_whole_gang_comes_before_one_where_it_is_torn(cycle: Cycle) -> None:
+    torn = node("n0", 4, nvlink="aabb", load=0.1)
+    whole = node("n1", 4, nvlink="aabb", load=0.3)
+    held = [lease(f"l{at}", device) for at, device in enumerate(("n0/0", "n0/2", "n1/0", "n1/1"))]
+    assert placed(cycle(fleet_of(torn, whole), [claim("gang", 2)], held))["gang"] == ["n1/2", "n1/3"]
+    assert node_of(placed(cycle(fleet_of(torn, whole), [claim("one")], held))["one"]) == "n0", "by load alone"
+    bare = replace(torn, devices=tuple(replace(each, nvlink=None) for each in torn.devices))
+    assert node_of(placed(cycle(fleet_of(bare, whole), [claim("gang", 2)], held))["gang"]) == "n1"
+
+
+def test_a_small_gang_breaks_no_large_domain_where_a_small_one_has_room(cycle: Cycle) -> None:
+    large, small = node("n0", 4, nvlink="aaaa", load=0.1), node("n1", 4, nvlink="aabb", load=0.3)
+    assert node_of(placed(cycle(fleet_of(large, small), [claim("gang", 2)]))["gang"]) == "n1"
+    assert node_of(placed(cycle(fleet_of(large, small), [claim("gang", 3)]))["gang"]) == "n0"
+    full = [lease("l0", "n1/0"), lease("l1", "n1/2")]
+    found = placed(cycle(fleet_of(large, small), [claim("gang", 2)], full))["gang"]
+    assert node_of(found) == "n0", "rather broken than torn"
+
+
+def test_among_nodes_that_suit_a_gang_alike_the_load_decides(cycle: Cycle) -> None:
+    some = [node(f"n{at}", 4, nvlink="aabb", load=load) for at, load in enumerate((0.3, 0.1, 0.2))]
+    assert node_of(placed(cycle(fleet_of(*some), [claim("gang", 2)]))["gang"]) == "n1"
+
+
 slots = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0, 1, None])), min_size=1, max_size=8
 )
