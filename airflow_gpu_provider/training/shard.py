@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -32,6 +33,8 @@ PARENT_VARIABLE = "AGP_PARENT_PID"
 
 #: a result goes through run.json and XCom
 _MAX_RESULT_BYTES = 32 * 1024
+#: functions of a module that a wrong entrypoint is answered with, the likest first
+_NAMED = 10
 
 
 def main(plan_file: Path, uid: str) -> int:
@@ -133,12 +136,11 @@ def load_entrypoint(entrypoint: str) -> Callable[..., object]:
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        public = sorted(
-            name for name in vars(module) if not name.startswith("_") and callable(getattr(module, name))
-        )
+        public = [name for name, value in vars(module).items() if name[0] != "_" and callable(value)]
+        likest = get_close_matches(function_name, public, n=_NAMED, cutoff=0.0)
         raise InvalidRequest(
             f"entrypoint={entrypoint!r}: {module.__file__} has no function {function_name!r}; it has "
-            f"{', '.join(public[:10]) or 'none'}."
+            f"{', '.join(likest) or 'none'}."
         )
     return function  # type: ignore[no-any-return]
 
