@@ -66,6 +66,7 @@ class GpuBrokerHook(BaseHook):
     :param patience_s: how long a call is repeated while the broker does not answer, seconds
     :param token: broker token to use instead of the connection's
     :param timeout_s: longest time for one answer, seconds; None: long enough for a long-poll
+    :param connection: the connection itself, for a process that cannot ask Airflow for it
     """
 
     conn_name_attr = "gpu_conn_id"
@@ -80,8 +81,10 @@ class GpuBrokerHook(BaseHook):
         patience_s: float = 20.0,
         token: str | None = None,
         timeout_s: float | None = None,
+        connection: Connection | None = None,
     ) -> None:
         super().__init__()
+        self._given = connection
         self._token = token
         self._timeout_s = timeout_s
         self.gpu_conn_id = gpu_conn_id
@@ -225,7 +228,13 @@ class GpuBrokerHook(BaseHook):
         Its connection is looked up now: only the main thread of a task may ask Airflow for it.
         """
         part = ttl_s / 6
-        hook = GpuBrokerHook(self.gpu_conn_id, patience_s=part, token=self._token, timeout_s=part)
+        hook = GpuBrokerHook(
+            self.gpu_conn_id,
+            patience_s=part,
+            token=self._token,
+            timeout_s=part,
+            connection=self.connection(),
+        )
         hook.get_conn()
         return hook
 
@@ -240,7 +249,7 @@ class GpuBrokerHook(BaseHook):
         """Return the HTTP client; raise InvalidRequest when the connection is missing or incomplete."""
         if self._client is None:
             self._client = httpx.Client(
-                **client_options(self.gpu_conn_id, self._connection(), self._token, self._timeout_s)
+                **client_options(self.gpu_conn_id, self.connection(), self._token, self._timeout_s)
             )
         return self._client
 
@@ -255,7 +264,10 @@ class GpuBrokerHook(BaseHook):
             )
         return self._async_client
 
-    def _connection(self) -> Connection:
+    def connection(self) -> Connection:
+        """Return the connection; raise InvalidRequest when it is not defined."""
+        if self._given is not None:
+            return self._given
         try:
             return self.get_connection(self.gpu_conn_id)
         except Exception as error:

@@ -52,11 +52,11 @@ class LocalRun:
 
     def shard_log_tail(self, uid: str) -> list[str]:
         """Return the last lines a shard printed."""
-        return _tail(self._plan.paths.log(uid))
+        return last_lines(self._plan.paths.log(uid))
 
     def explain_end(self) -> str:
         """Say how the supervisor ended, with its last lines."""
-        lines = "\n".join(_tail(self._plan.paths.supervisor_log))
+        lines = "\n".join(last_lines(self._plan.paths.supervisor_log))
         code = self._process.poll()
         return f"the supervisor ended with exit code {code} and no outcome; its last lines:\n{lines}"
 
@@ -88,14 +88,18 @@ class LocalRun:
 class LocalLauncher:
     """Starts runs on this host."""
 
-    def start(self, plan: RunPlan) -> LocalRun:
-        """Write the plan and start its guard. Raise InvalidRequest when torch is not installed."""
+    def check(self) -> None:
+        """Raise InvalidRequest when no run can start here, since torch is not installed."""
         if importlib.util.find_spec("torch") is None:
             raise InvalidRequest(
                 "Training needs torch, which is not installed for "
                 f"{sys.executable}: pip install 'airflow-gpu-provider[torch]' on every worker.",
                 reason="torch_missing",
             )
+
+    def start(self, plan: RunPlan) -> LocalRun:
+        """Write the plan and start its guard. Raise InvalidRequest when torch is not installed."""
+        self.check()
         plan.paths.create()
         write_json(plan.paths.plan, plan.model_dump_json(indent=1))
         # Guard and supervisor compute nothing; hiding the devices keeps a context off them. Shards are forked
@@ -114,7 +118,8 @@ class LocalLauncher:
         return LocalRun(plan, process)
 
 
-def _tail(path: Path) -> list[str]:
+def last_lines(path: Path) -> list[str]:
+    """Return the end of what was printed to a file, nothing of one that is not there."""
     try:
         return path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     except FileNotFoundError:

@@ -149,18 +149,10 @@ class GpuAskingOperator(BaseOperator):
     def claim_body(self, context: Context) -> ClaimBody:
         """Return what this try asks; raise InvalidRequest or ValidationError where it is wrong."""
         ti, dag_run = context["ti"], context["dag_run"]
-        request = self.build_request()
-        request = replace(request, task_class=self.class_of(ti))
         is_backfill = str(getattr(dag_run.run_type, "value", dag_run.run_type)) == "backfill"
         return ClaimBody(
-            key=TaskKey(
-                dag_id=ti.dag_id,
-                run_id=ti.run_id,
-                task_id=ti.task_id,
-                map_index=-1 if ti.map_index is None else ti.map_index,
-                try_number=ti.try_number,
-            ),
-            request=RequestBody.from_request(request),
+            key=self.task_key(context),
+            request=self.request_body(context),
             value=self._value(),
             run_type=RunType.BACKFILL if is_backfill else RunType.LIVE,
             team=self.team or None,
@@ -168,6 +160,22 @@ class GpuAskingOperator(BaseOperator):
             completes=completes(ti),
             ti_id=str(ti.id),
             owner=self.owner,
+        )
+
+    def request_body(self, context: Context) -> RequestBody:
+        """Return which devices this try asks for."""
+        task_class = self.class_of(context["ti"])
+        return RequestBody.from_request(replace(self.build_request(), task_class=task_class))
+
+    def task_key(self, context: Context) -> TaskKey:
+        """Return the name of this try at the broker."""
+        ti = context["ti"]
+        return TaskKey(
+            dag_id=ti.dag_id,
+            run_id=ti.run_id,
+            task_id=ti.task_id,
+            map_index=-1 if ti.map_index is None else ti.map_index,
+            try_number=ti.try_number,
         )
 
     def class_of(self, ti: Any) -> str:

@@ -8,7 +8,6 @@ parent, so that an orphan of a killed Airflow worker cannot go on using devices 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -17,8 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from pydantic import ValidationError
 
 from airflow_gpu_provider.broker.units import parse_mib
 from airflow_gpu_provider.exceptions import (
@@ -33,22 +30,16 @@ from airflow_gpu_provider.inventory.lease_mark import lease_mark
 from airflow_gpu_provider.operators.device_environment import environment_of, memory_limit_mib
 from airflow_gpu_provider.operators.die_with_parent import die_with_parent
 from airflow_gpu_provider.operators.lease_time import LeaseTime
+from airflow_gpu_provider.operators.lost_now import LostNow, lose_now
 from airflow_gpu_provider.operators.offered_move import OfferedMove
-from airflow_gpu_provider.operators.run_history import RunHistory
+from airflow_gpu_provider.operators.run_history import RunHistory, release_body
 from airflow_gpu_provider.resizes import MoveBody, OfferView, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.training.memory_limit import limit_torch_memory
-from airflow_gpu_provider.wire import PREEMPTED, DeviceView, LeaseView, ReleaseBody, RenewBody, wrong_fields
+from airflow_gpu_provider.wire import PREEMPTED, DeviceView, LeaseView, RenewBody
 
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_TTL = 3  # two renewals may fail before the lease ends
-
-
-class _LostNow(LeaseLost):
-    """Raised asynchronously in the working thread, which allows no arguments."""
-
-    def __init__(self) -> None:
-        super().__init__("The GPU lease was lost while its task ran.")
 
 
 class HeldLease:
@@ -63,8 +54,8 @@ class HeldLease:
         self.latency_ms = view.latency_ms
         self.lost = threading.Event()
         self._why_lost: LeaseLost | None = None
-        self._view = view
-        self._hook = hook
+        self.view = view
+        self.hook = hook
         self._grace_s = grace_s
         self._time = LeaseTime(view.ttl_s)
         self._renewals = hook
@@ -183,11 +174,11 @@ class HeldLease:
         self._resize(gpus=len(left), leave=tuple(sorted(named)))
 
     def _resize(self, **wish: Any) -> ResizeAnswer:
-        body = ResizeBody(secret=self._view.secret, epoch=self._view.epoch, **wish)
-        return self._become(self._hook.resize(self.lease_id, body))
+        body = ResizeBody(secret=self.view.secret, epoch=self.view.epoch, **wish)
+        return self._become(self.hook.resize(self.lease_id, body))
 
     def _answer(self, verb: str, offer_id: str) -> OfferView | None:
-        hook, body = self._hook, MoveBody(secret=self._view.secret, epoch=self._view.epoch, offer_id=offer_id)
+        hook, body = self.hook, MoveBody(secret=self.view.secret, epoch=self.view.epoch, offer_id=offer_id)
         calls = {"accept": hook.accept_move, "commit": hook.commit_move, "decline": hook.decline_move}
         return self._become(calls[verb](self.lease_id, body)).offer
 
@@ -210,8 +201,8 @@ class HeldLease:
         outcome = "failed"
         saved = {name: os.environ.get(name) for name in self.environment()}
         os.environ.update(self.environment())
-        die_with_parent(signal.SIGKILL)
-        self._renewals = self._hook.for_renewals(self._view.ttl_s)
+        self._end_with_parent(really=True)
+        self._renewals = self.hook.for_renewals(self.view.ttl_s)
         for keeper in self._keepers:
             keeper.start()
         self._history.begin()
@@ -221,16 +212,16 @@ class HeldLease:
                 yield self
             outcome = "done"
         except LeaseLost as error:
-            if isinstance(error, LeasePreempted) or self.ending.is_set():
+            if isinstance(error, LeasePreempted) or self._time.is_preempted:
                 outcome = PREEMPTED  # also work that did not stop in time: it has now
                 self._time.raise_if_ending()
-            if isinstance(error, _LostNow):
+            if isinstance(error, LostNow):
                 raise self._why_lost or LeaseLost("The GPU lease was lost.") from None
             raise
         finally:
             with self._ending:  # after this nothing is raised into what follows the work
                 self._ended.set()
-            die_with_parent(0)
+            self._end_with_parent(really=False)
             for name in {*saved, *self.environment()}:  # a lease that changed may have set more
                 os.environ.pop(name, None)
             os.environ.update({name: value for name, value in saved.items() if value is not None})
@@ -241,32 +232,25 @@ class HeldLease:
         self._ended.set()
         if self.lost.is_set() and outcome != PREEMPTED:
             return
+        failed = tuple(sorted(self._failed_devices))
         try:
-            self._hook.release(self.lease_id, self._release_body(outcome))
+            self.hook.release(self.lease_id, release_body(self.view, outcome, failed, self._history))
         except GpuProviderError as error:
             log.warning("Could not release lease %s (%s); it ends by its TTL", self.lease_id, error)
 
-    def _release_body(self, outcome: str) -> ReleaseBody:
-        fields: dict[str, Any] = {"secret": self._view.secret, "epoch": self._view.epoch, "outcome": outcome}
-        failed = tuple(sorted(self._failed_devices))
-        try:
-            return ReleaseBody(**fields, failed_devices=failed, **self.told())
-        except ValidationError as error:
-            # The work is done, whatever is wrong with what it told of itself.
-            log.warning("Lease %s tells nothing of its work: %s", self.lease_id, wrong_fields(error))
-            return ReleaseBody(**fields)
-
     # -- the threads that keep it
     def _renew_until_ended(self) -> None:
-        ttl_s = self._view.ttl_s
-        pause_s = ttl_s / _RENEWALS_PER_TTL
+        ttl_s = self.view.ttl_s
+        pause_s = self._first_pause_s()
         while not self._ended.wait(pause_s):
             asked_at = time.monotonic()
             try:
                 self._time.renewed(self._renewals.renew(self.lease_id, self._renewal()), asked_at=asked_at)
                 pause_s = ttl_s / _RENEWALS_PER_TTL
             except LeaseLost as error:
-                return self._lose(error.message)
+                if (again_s := self._pause_after(error)) is None:
+                    return self._lose(error.message)
+                pause_s = again_s
             except Exception as error:
                 if isinstance(error, IdentityRefused) and error.reason == "lease_secret":
                     return self._lose(error.message)
@@ -283,12 +267,22 @@ class HeldLease:
                 return
         self._lose(self._time.why_over(self.lease_id))
 
+    # -- what `kept_lease` does otherwise
+    def _end_with_parent(self, *, really: bool) -> None:
+        die_with_parent(signal.SIGKILL if really else 0)
+
+    def _first_pause_s(self) -> float:
+        return self.view.ttl_s / _RENEWALS_PER_TTL
+
+    def _pause_after(self, refusal: LeaseLost) -> float | None:
+        """Return after how long to renew again after a refusal; None = the lease is lost."""
+
     def _renewal(self) -> RenewBody:
         age_s = self._time.saved_s()
-        return RenewBody(secret=self._view.secret, epoch=self._view.epoch, saved_s=age_s)
+        return RenewBody(secret=self.view.secret, epoch=self.view.epoch, saved_s=age_s)
 
     def _reaction_s(self) -> float:
-        return min(self._grace_s, self._view.ttl_s / 4)
+        return min(self._grace_s, self.view.ttl_s / 4)
 
     def _lose(self, why: str) -> None:
         with self._ending:
@@ -297,9 +291,7 @@ class HeldLease:
             log.error("Lease lost, ending the work: %s", why)
             self._why_lost = LeaseLost(why)
             self.lost.set()
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._worker_thread), ctypes.py_object(_LostNow)
-            )
+            lose_now(self._worker_thread)
         if not self._ended.wait(self._reaction_s()):
             log.critical(
                 "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()

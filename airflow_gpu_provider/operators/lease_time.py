@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from airflow_gpu_provider.exceptions import LeasePreempted
+from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted
 from airflow_gpu_provider.wire import RenewAnswer
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ class LeaseTime:
         self.good_until = time.monotonic() + ttl_s
         #: set when the lease is being taken back
         self.ending = threading.Event()
+        #: set instead of being taken back when the task is over
+        self._over: LeaseLost | None = None
         self._why = ""
         self._checkpoint_at: float | None = None
 
@@ -38,19 +40,32 @@ class LeaseTime:
             return f"Lease {lease_id} had to end, and its work did not stop in time."
         return f"Lease {lease_id} could not be renewed within its TTL of {self.ttl_s:g} s."
 
+    @property
+    def is_preempted(self) -> bool:
+        """True when the lease is being taken back for other work."""
+        return self.ending.is_set() and self._over is None
+
+    def over(self, why: LeaseLost) -> None:
+        """Let the work save itself in the time that is left: its task is over."""
+        log.warning("%s", why.message)
+        self._over = why
+        self.ending.set()
+
     def renewed(self, answer: RenewAnswer, *, asked_at: float) -> None:
         """Take the answer to a renewal that was asked for at `asked_at` (monotonic seconds)."""
         ends_in_s = answer.ends_in_s
         self.good_until = asked_at + (self.ttl_s if ends_in_s is None else min(self.ttl_s, ends_in_s))
-        if ends_in_s is None:
+        if ends_in_s is None and self._over is None:
             self.ending.clear()  # whom it was for went away
-        elif not self.ending.is_set():
+        elif ends_in_s is not None and not self.ending.is_set():
             self._why = answer.reason or "The lease is being taken back."
             log.warning("The lease ends in %.0f s: %s", ends_in_s, self._why)
             self.ending.set()
 
     def raise_if_ending(self) -> None:
-        """Raise LeasePreempted when the lease is being taken back."""
+        """Raise LeasePreempted when the lease is being taken back, LeaseLost when its task is over."""
+        if self._over is not None:
+            raise self._over
         if self.ending.is_set():
             raise LeasePreempted(self._why)
 

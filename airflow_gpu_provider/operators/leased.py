@@ -138,31 +138,22 @@ class GpuLeasedOperator(GpuAskingOperator):
         try:
             return self._hold(context, held)
         except LeaseLost as lost:
-            again = self._again(hook, held, lost)
+            again = self._again(hook, held.claim_id, held.lease_id, lost)
         self._claim_id = again.claim_id
         return self._proceed(context, hook, again, self._deadline())
 
     def _hold(self, context: Context, held: HeldLease) -> Any:
         with held.working() as lease, self._held_while_working(held):
             self._check_host(lease)
-            for device in lease.devices:
-                self.log.info(
-                    "Leased %s (%s%s, node %s), match degree %.2f",
-                    device.id,
-                    device.model,
-                    ", simulated" if device.simulated else "",
-                    device.node,
-                    lease.match_degree,
-                )
             return self.run_leased(context, lease)
 
-    def _again(self, hook: GpuBrokerHook, held: HeldLease, lost: LeaseLost) -> ClaimView:
+    def _again(self, hook: GpuBrokerHook, claim_id: str, lease_id: str, lost: LeaseLost) -> ClaimView:
         """Return the claim that waits again since its lease was taken back; raise what was lost else."""
         try:
-            view = hook.collect(held.claim_id)
+            view = hook.collect(claim_id)
         except GpuProviderError as error:
             raise lost from error
-        is_new = view.lease is not None and view.lease.lease_id != held.lease_id
+        is_new = view.lease is not None and view.lease.lease_id != lease_id
         if view.state is not ClaimState.PENDING and not is_new:
             raise lost
         self.log.warning("%s The task waits for devices again; its tries are untouched.", lost.message)
@@ -184,10 +175,6 @@ class GpuLeasedOperator(GpuAskingOperator):
             kwargs={"deadline": ends_at},
         )
 
-    @staticmethod
-    def _standby_s() -> float:
-        return conf.getfloat("gpu", "standby_s", fallback=10.0)
-
     def _check_host(self, lease: HeldLease) -> None:
         here = local_host()
         elsewhere = sorted({d.host for d in lease.devices if d.host != here})
@@ -196,6 +183,19 @@ class GpuLeasedOperator(GpuAskingOperator):
                 f"The task resumed on host {here}, its devices are on {', '.join(elsewhere)}: route the task "
                 "to a queue that only this host's workers serve."
             )
+        for device in lease.devices:
+            self.log.info(
+                "Leased %s (%s%s, node %s), match degree %.2f",
+                device.id,
+                device.model,
+                ", simulated" if device.simulated else "",
+                device.node,
+                lease.match_degree,
+            )
+
+    @staticmethod
+    def _standby_s() -> float:
+        return conf.getfloat("gpu", "standby_s", fallback=10.0)
 
     def _log_waiting(self, view: ClaimView) -> None:
         start = "unknown" if view.starts_in_s is None else f"in {view.starts_in_s:.0f} s"

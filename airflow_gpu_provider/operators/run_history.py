@@ -5,11 +5,17 @@ Kept by `held_lease.HeldLease` while the work goes on; travels in `wire.ReleaseB
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.wire import LeaseView, ReleaseBody, wrong_fields
+
+log = logging.getLogger(__name__)
 
 
 class RunHistory:
@@ -46,3 +52,14 @@ class RunHistory:
             known = tuple(node for node in self.failed_on if node is not None)
             fields |= {"shards": self.shards, "failures": len(self.failed_on), "failed_on": known}
         return fields
+
+
+def release_body(view: LeaseView, outcome: str, failed: tuple[str, ...], history: RunHistory) -> ReleaseBody:
+    """Return what is said when a lease is given back."""
+    fields: dict[str, Any] = {"secret": view.secret, "epoch": view.epoch, "outcome": outcome}
+    try:
+        return ReleaseBody(**fields, failed_devices=failed, **history.as_fields())
+    except ValidationError as error:
+        # The work is done, whatever is wrong with what it told of itself.
+        log.warning("Lease %s tells nothing of its work: %s", view.lease_id, wrong_fields(error))
+        return ReleaseBody(**fields)

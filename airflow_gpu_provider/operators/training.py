@@ -1,8 +1,9 @@
 """Train in shards on leased GPUs and survive the loss of some of them.
 
-The operator turns a request into a lease and a plan, starts a supervisor through a launcher and tells the
-task log what that does; the training itself is in `training`. Its invariant: no process of the run outlives
-the lease. A try that fails leaves checkpoints from which the next try resumes.
+The operator turns a request into a lease and a plan and hands both to a `keeper`, which trains and outlives
+this worker; then it tells the task log what the run does, or waits in the triggerer. The next try goes on
+with a run whose worker was lost. Its invariant: no process of the run outlives the lease. A run that ends
+without its result leaves checkpoints from which the next try resumes.
 """
 
 from __future__ import annotations
@@ -11,29 +12,35 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
 from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
-from airflow_gpu_provider.exceptions import LeaseLost, LeasePreempted
-from airflow_gpu_provider.launchers.base import TrainingRun
-from airflow_gpu_provider.launchers.choice import check_launcher, find_launcher
+from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.launchers.choice import check_launcher
 from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror, with_remote_checkpoint
+from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
+from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_task_over
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
+from airflow_gpu_provider.operators.reattachment import last_run, remember_run, run_to_go_on_with
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
 from airflow_gpu_provider.operators.training_plan import plan_training
-from airflow_gpu_provider.operators.training_progress import ProgressLog, end_run, failed_on
+from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.network_options import NetworkOptions, network_options
-from airflow_gpu_provider.training.next_try import note_lost_lease
 from airflow_gpu_provider.training.plan import check_grow_at
 from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.script import check_script_file
 from airflow_gpu_provider.training.slots import TrainingShape, training_shape
 from airflow_gpu_provider.training.stream_priority import check_priority
-from airflow_gpu_provider.wire import ClaimBody
+from airflow_gpu_provider.triggers.training import TrainingTrigger
+from airflow_gpu_provider.wire import ClaimBody, LeaseView
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -143,7 +150,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.grow_at = check_grow_at(grow_at)
         self.stream_priority = check_priority(stream_priority)
         self.seed = seed
-        self._run: TrainingRun | None = None
+        self._found: KeptRun | None = None
+        self._following: tuple[KeptRun, LeaseView, GpuBrokerHook] | None = None
         check_file_in_dag_folder(self)
         if not any(_is_late(getattr(self, name)) for name in self.template_fields):
             script_of(self)
@@ -164,44 +172,90 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         """Return what this try asks, with as many spares as history and the try before call for."""
         if (script := script_of(self)) is not None:
             check_script_file(script)
+        if self._found is not None and self._found.is_alive:  # its lease is passed on for the same only
+            body = super().claim_body(context)
+            return body.model_copy(update={"request": self._found.where.request, "outlives_worker": True})
         self._needs = self._needs.looked_up(self, context)
-        return super().claim_body(context)
+        return super().claim_body(context).model_copy(update={"outlives_worker": True})
 
-    def run_leased(self, context: Context, lease: HeldLease) -> Any:
-        """Train on the leased devices; return what the class says."""
-        # A task that was deferred works in another process than it asked.
-        self._needs = self._needs.looked_up(self, context)
-        folder = RunFolder(training_root(self.checkpoint_dir, context))
-        plan = plan_training(self, context, lease, folder)
-        bring_and_mirror(self.checkpoint_dir, plan, self.log)
-        self._run = find_launcher(self.launcher).start(plan)
-        output = ScriptOutput.of(plan, self.log)
-        progress = ProgressLog(self._run, plan.paths, self.log, output=output)
-        try:
-            record = progress.follow(lease)
-        except LeaseLost as lost:
-            if not isinstance(lost, LeasePreempted):  # else the shards may still save
-                self._run.kill()
-            note_lost_lease(plan.run_dir, lost.message)
-            raise
-        finally:
-            end_run(self._run)
-            progress.end()
-        for device_id in record.suspect_devices:
-            lease.report_failed_device(device_id)
-        if (measured := progress.measured()) is not None:
-            steps, seconds = measured
-            lease.report_work(steps * plan.shard_count, seconds=seconds)
-        lease.report_shards(plan.shard_count, failed_on=failed_on(record, plan, lease))
-        result = with_remote_checkpoint(training_result(record), self.checkpoint_dir, plan, self.log)
-        folder.mark_delivered(json.dumps(result))
-        return result
+    def execute(self, context: Context) -> Any:
+        """Go on with the run of an earlier try where there is one, else ask for devices and start one."""
+        with fail_the_hopeless():
+            self._found = run_to_go_on_with(self, context)
+            if self._found is not None and not self._found.is_alive:
+                self.log.info("The training has ended while no worker followed it")
+                return self._conclude(context, self._found)
+        return super().execute(context)
+
+    def conclude(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on after the triggerer waited for the training."""
+        with fail_the_hopeless():
+            run, hook = last_run(self, context), GpuBrokerHook(self.gpu_conn_id)
+            if run is None:
+                raise LeaseLost(f"The training was not run on host {local_host()}: {event['why']}.")
+            try:
+                return self._conclude(context, run)
+            except LeaseLost as lost:
+                again = self._again(hook, event["claim_id"], run.where.lease_id, lost)
+            self._claim_id = again.claim_id
+            return self._proceed(context, hook, again, self._deadline())
 
     def on_kill(self) -> None:
-        """Let the shards save, end them, then give the devices back."""
-        if self._run is not None:
-            self._run.stop()
-        super().on_kill()
+        """Let the shards save and end them when the task is over; let them train on without this worker."""
+        if self._following is None or self._following[0].has_ended():
+            return super().on_kill()
+        run, lease, hook = self._following
+        if is_task_over(lease, hook):
+            run.stop()
+            raise SystemExit("The task was ended from outside: its training is stopped.")
+        raise SystemExit(
+            f"This worker is being stopped. The training in {run.plan.run_dir} goes on under its lease: the "
+            "next try on this host goes on with it."
+        )
+
+    def _hold(self, context: Context, held: HeldLease) -> Any:
+        """Let a keeper hold the lease and train, and follow that."""
+        self._check_host(held)
+        # A task that was deferred works in another process than it asked.
+        run = self._found or run_to_go_on_with(self, context)
+        if run is not None and run.is_alive and run.where.lease_id == held.lease_id:
+            run.go_on(held.view, held.hook)
+            self.log.info("Going on with the training of an earlier try in %s", run.plan.run_dir)
+        else:
+            if run is not None:
+                run.stop()  # its lease is not this try's
+            run = self._start(context, held)
+        self._following = run, held.view, hook_for_the_end(held.hook)
+        if self.deferrable:
+            trigger = TrainingTrigger(held.claim_id, self.gpu_conn_id)
+            self.defer(trigger=trigger, method_name="conclude")
+        return self._conclude(context, run)
+
+    def _start(self, context: Context, held: HeldLease) -> KeptRun:
+        self._needs = self._needs.looked_up(self, context)
+        folder = RunFolder(training_root(self.checkpoint_dir, context))
+        plan = plan_training(self, context, held, folder)
+        bring_and_mirror(self.checkpoint_dir, plan, self.log)
+        key, request = self.task_key(context), self.request_body(context)
+        run = KeptRun.start(plan, key, request, held.view, held.hook)
+        remember_run(self, context, run)
+        return run
+
+    def _conclude(self, context: Context, run: KeptRun) -> Any:
+        """Tell what a run does until it has ended; return what the class says."""
+        output = ScriptOutput.of(run.plan, self.log)
+        progress = ProgressLog(run, run.paths, self.log, output=output)
+        try:
+            record = progress.follow()
+        except AirflowTaskTimeout:
+            run.stop()
+            raise
+        finally:
+            progress.end()
+        ended = training_result(run.last_record(record))
+        result = with_remote_checkpoint(ended, self.checkpoint_dir, run.plan, self.log)
+        RunFolder(training_root(self.checkpoint_dir, context)).mark_delivered(json.dumps(result))
+        return result
 
     def asked(self) -> TaskRequest | None:
         """Return the task request, None when the task was given arguments instead."""

@@ -6,6 +6,7 @@ is read by `training.supervisor` and every shard.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,19 @@ def along_the_ring(
     nodes = list(dict.fromkeys(device.node for device in devices))
     order = [nodes[place] for place in ring_order(matrix_of(nodes, latency_ms))]
     return sorted(devices, key=lambda device: order.index(device.node))
+
+
+def is_planned_so(training: DistributedTrainingOperator, plan: RunPlan) -> bool:
+    """Say whether a plan that was made earlier is of the training that is asked for now."""
+    asked, shape = training.asked(), training.shape(training.build_request().gpus)
+    params = {**(asked.dependencies if asked else {}), **training.train_params}
+    code = (training.entrypoint, script_of(training))
+    shards = (shape.shards, shape.sync_interval, training.seed)
+    return (
+        (plan.entrypoint, plan.script) == code
+        and (plan.shard_count, plan.sync_interval, plan.seed) == shards
+        and plan.params == json.loads(json.dumps(params))
+    )
 
 
 def threads_per_shard(shards: int, cpu_cores: object) -> int:

@@ -11,48 +11,16 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.exceptions import LeaseLost, WorkerGroupFailed
 from airflow_gpu_provider.launchers.base import TrainingRun
-from airflow_gpu_provider.operators.growth_answers import GrowthAnswers
 from airflow_gpu_provider.operators.script_output import ScriptOutput
-from airflow_gpu_provider.training.plan import RunPaths, RunPlan
+from airflow_gpu_provider.training.plan import RunPaths
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
 
-    from airflow_gpu_provider.operators.held_lease import HeldLease
-
 _POLL_S = 0.5
 _STEP_EVERY_S = 5.0
-_LEAST_MEASURED_S = 5.0  # records are up to half a second late
-_STEPPING = (RunState.RUNNING, RunState.FINISHING)
-
-
-def failed_on(record: RunRecord, plan: RunPlan, lease: HeldLease) -> list[str | None]:
-    """Return the node of each shard that failed for a fault that was not its author's, None = not known.
-
-    A rank that was lost twice counts once: what is wanted is how many of the shards needed a spare.
-    """
-    node_of = {device.id: device.node for device in (*lease.devices, *lease.spares)}
-    slots = (*plan.member_slots, *plan.spare_slots)
-    found: dict[int, str | None] = {}
-    for failure in record.failures:
-        if failure.rank is None or failure.cause.ends_run or failure.rank in found:
-            continue
-        number = int(failure.uid.removeprefix("u"))  # processes are numbered in the order of their slots
-        devices = slots[number].device_ids if number < len(slots) else ()
-        found[failure.rank] = next((node_of[each] for each in devices if each in node_of), None)
-    return list(found.values())
-
-
-def end_run(run: TrainingRun) -> None:
-    """Let nothing outlive the lease: let the shards save, or end them at once when the lease ends first."""
-    try:
-        run.stop()  # a no-op for a run that has ended
-    except LeaseLost:
-        run.kill()
-        raise
 
 
 def pace_in_words(record: RunRecord) -> str:
@@ -89,55 +57,24 @@ class ProgressLog:
         self._notes_told = 0
         self._state: RunState | None = None
         self._step_told_at = 0.0
-        self._saved_step: int | None = None
-        #: first and newest step, each with when the supervisor first wrote it
-        self._seen: list[tuple[int, datetime]] = []
 
-    def measured(self) -> tuple[int, float] | None:
-        """Return (steps, seconds) between the first and the last step seen; None = too short to tell.
-
-        So the time that processes take to start is left out, and what takeovers cost is not.
-        """
-        if len(self._seen) < 2:
-            return None
-        (first, began_at), (last, ended_at) = self._seen
-        seconds = (ended_at - began_at).total_seconds()
-        return (last - first, seconds) if seconds >= _LEAST_MEASURED_S else None
-
-    def follow(self, lease: HeldLease) -> RunRecord:
-        """Return the last record of the run once it has ended. Raise LeaseLost, or LeasePreempted."""
-        answers = GrowthAnswers(lease, self._paths.run_dir)
+    def follow(self) -> RunRecord | None:
+        """Return the last record of the run once it has ended, None when it has not written any."""
         while True:
             has_ended = self._run.has_ended()  # asked first: the record read after it is the last one
-            lease.raise_if_lost()
-            if not has_ended:  # a run that has ended has nothing left to give way with
-                lease.raise_if_ending()
-                answers.look()
             record = self._run.record()
             if self._output is not None:
                 self._output.tell()
             if record is not None:
                 self._tell(record)
-                self._note_checkpoint(record, lease)
             if has_ended:
-                break
+                return record
             time.sleep(_POLL_S)
-        if record is None or not record.state.is_terminal:
-            raise WorkerGroupFailed(f"The training broke off: {self._run.explain_end()}", reason="broke_off")
-        return record
 
     def end(self) -> None:
         """Tell what a script has printed since, also while it was being stopped."""
         if self._output is not None:
             self._output.end()
-
-    def _note_checkpoint(self, record: RunRecord, lease: HeldLease) -> None:
-        step = record.checkpoint.step if record.checkpoint else None
-        if record.script is not None:
-            step = record.script.saved_at_ns or None
-        if step is not None and step != self._saved_step:
-            self._saved_step = step
-            lease.note_checkpoint()
 
     def _tell(self, record: RunRecord) -> None:
         for failure in record.failures[self._failures_told :]:
@@ -155,8 +92,6 @@ class ProgressLog:
             if self._state is None and record.resumed_from is not None:
                 self._log.info("Resumed from the checkpoint of step %d", record.resumed_from)
             self._state = record.state
-        if record.step > (self._seen[-1][0] if self._seen else 0) and record.state in _STEPPING:
-            self._seen[1:] = [(record.step, record.updated_at)]
         self._tell_step(record)
 
     def _tell_step(self, record: RunRecord) -> None:

@@ -11,18 +11,18 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_gpu_provider.exceptions import WorkerGroupFailed
-from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from airflow_gpu_provider.training.run_file import RunRecord
 
 
 def training_result(record: RunRecord) -> dict[str, Any]:
     """Return the XCom of a run that succeeded; raise what tells Airflow whether to retry otherwise."""
-    if record.state is RunState.SUCCEEDED and record.script is not None:
+    if record.is_success and record.script is not None:
         return {
             "checkpoint_dir": record.script.checkpoint_dir,
             "restarts": record.script.restarts,
             "failures": [failure.sentence for failure in record.failures],
         }
-    if record.state is not RunState.SUCCEEDED or record.checkpoint is None:
+    if not record.is_success or record.checkpoint is None:
         failures = {f.rank: f.sentence for f in record.failures if f.rank is not None}
         error = WorkerGroupFailed(
             f"The training ended {record.state.value}: {record.error}",

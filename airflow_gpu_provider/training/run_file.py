@@ -135,6 +135,11 @@ class RunRecord(BaseModel):
         self.notes_dropped += dropped
 
     @property
+    def is_success(self) -> bool:
+        """True when the run has a result, and a checkpoint that holds it or a script that keeps its own."""
+        return self.state is RunState.SUCCEEDED and (self.checkpoint is not None or self.script is not None)
+
+    @property
     def unreplaced(self) -> list[ShardFailure]:
         """The lost shards whose rank nobody took, oldest first: each takeover answers one loss."""
         return [failure for failure in self.failures if failure.rank is not None][len(self.takeovers) :]

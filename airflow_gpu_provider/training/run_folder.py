@@ -46,6 +46,11 @@ class RunFolder:
         plans = sorted(self.root.glob("attempts/*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns)
         return plans[-1].parent if plans else None
 
+    @property
+    def is_delivered(self) -> bool:
+        """True when the result of the newest attempt reached Airflow."""
+        return self._delivered.exists()
+
     def mark_delivered(self, result: str) -> None:
         """Note that the result reached Airflow: another run of the same task means to start anew."""
         now = datetime.now(timezone.utc).isoformat()

@@ -11,9 +11,9 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.run_history import RunHistory
-from airflow_gpu_provider.operators.training_progress import ProgressLog, failed_on
+from airflow_gpu_provider.operators.run_report import StepsSeen, failed_on
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
-from airflow_gpu_provider.training.plan import RunPaths, RunPlan, Slot
+from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -48,24 +48,11 @@ def record(step: int, at_s: float, state: RunState = RunState.RUNNING, **more: A
 
 
 def followed(*records: RunRecord) -> tuple[int, float] | None:
-    """Return what was measured of a run that leaves these records, the last one when it has ended."""
-    left = list(records)
-
-    class Run:
-        def has_ended(self) -> bool:
-            return len(left) == 1
-
-        def record(self) -> RunRecord:
-            return left.pop(0) if len(left) > 1 else left[0]
-
-        def shard_log_tail(self, uid: str) -> list[str]:
-            return []
-
-    paths = RunPaths(Path("/nowhere"))
-    log: Any = SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
-    progress = ProgressLog(Run(), paths, log)  # type: ignore[arg-type]
-    progress.follow(SimpleNamespace(raise_if_lost=lambda: None, raise_if_ending=lambda: None))  # type: ignore[arg-type]
-    return progress.measured()
+    """Return what was measured of a run that leaves these records."""
+    steps = StepsSeen()
+    for each in records:
+        steps.note(each)
+    return steps.measured()
 
 
 def test_a_trainings_speed_is_that_of_its_steps_without_its_start() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_gpu_provider.exceptions import InvalidRequest, LeaseLost, WorkerGroupFailed
+from airflow_gpu_provider.exceptions import InvalidRequest, WorkerGroupFailed
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 from airflow_gpu_provider.operators.training_plan import threads_per_shard
 from airflow_gpu_provider.operators.training_result import training_result
@@ -25,7 +24,7 @@ from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.run_file import CheckpointRecord, RunRecord, RunState, read_record
 from tests.server.conftest import report
 from tests.test_task_request import DOCUMENTED
-from tests.training.running import ROOT, is_alive
+from tests.training.running import ROOT
 
 ENTRYPOINT = "tests.training.entrypoints:train"
 
@@ -89,43 +88,6 @@ def test_a_template_is_checked_when_it_is_rendered() -> None:
 
 
 @dataclass
-class FakeLease:
-    """A lease of simulated devices."""
-
-    devices: tuple[Any, ...]
-    spares: tuple[Any, ...] = ()
-    lease_id: str = "lease-1"
-    latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
-    lost: threading.Event = field(default_factory=threading.Event)
-    lose_when: Callable[[], bool] = lambda: False
-    failed: list[str] = field(default_factory=list)
-
-    def raise_if_lost(self) -> None:
-        if self.lose_when():
-            raise LeaseLost("The lease ended.")
-
-    def raise_if_ending(self) -> None:
-        pass
-
-    def note_checkpoint(self) -> None:
-        pass
-
-    def report_failed_device(self, device_id: str) -> None:
-        self.failed.append(device_id)
-
-
-@dataclass
-class FakeDevice:
-    id: str
-    simulated: bool = True
-    memory_mib: int = 40_960
-    milli: int = 1000
-    memory_limit_mib: int | None = None
-    node: str = "n1"
-    host: str = "h1"
-
-
-@dataclass
 class FakeTaskInstance:
     dag_id: str = "dag"
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
@@ -136,18 +98,6 @@ class FakeTaskInstance:
 
 def context(**changes: Any) -> Any:
     return {"ti": FakeTaskInstance(**changes)}
-
-
-def test_a_lost_lease_ends_every_process_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    run_file = tmp_path / "attempts" / "try-1" / "run.json"
-    lease = FakeLease((FakeDevice("GPU-0"), FakeDevice("GPU-1")), lose_when=run_file.exists)
-    training = operator(gpus=2, checkpoint_dir=str(tmp_path), train_params={"steps": 100_000})
-    with pytest.raises(LeaseLost):
-        training.run_leased(context(), lease)  # type: ignore[arg-type]
-    record = read_record(run_file)
-    assert record is not None
-    assert not is_alive(record.pid), "it has ended, though nobody may have reaped it"
 
 
 def record(state: RunState, **fields: Any) -> RunRecord:

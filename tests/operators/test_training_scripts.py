@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,46 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.launchers.local import LocalLauncher
+from airflow_gpu_provider.operators.run_report import StepsSeen, report_run
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
-from tests.operators.test_training_operator import ENTRYPOINT, FakeDevice, FakeLease, context
+from airflow_gpu_provider.operators.training_plan import plan_training
+from airflow_gpu_provider.operators.training_progress import ProgressLog
+from airflow_gpu_provider.operators.training_result import training_result
+from airflow_gpu_provider.training.run_folder import RunFolder
+from tests.operators.test_training_operator import ENTRYPOINT, context
 from tests.training.running import ROOT
 
 SCRIPTS = ROOT / "tests/training/scripts"
 
 
 @dataclass
-class Device(FakeDevice):
+class Device:
+    """A simulated device."""
+
+    id: str
+    simulated: bool = True
+    memory_mib: int = 40_960
+    milli: int = 1000
+    memory_limit_mib: int | None = None
     node: str = "n1"
-    memory_mib: int = 40960
+    host: str = "h1"
 
 
-class Lease(FakeLease):
+@dataclass
+class Lease:
     """A lease that is told how its run went."""
+
+    devices: tuple[Device, ...]
+    spares: tuple[Device, ...] = ()
+    lease_id: str = "lease-1"
+    latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    told: tuple[int, list[str | None]] | None = None
+
+    def report_failed_device(self, device_id: str) -> None:
+        self.failed.append(device_id)
 
     def report_shards(self, count: int, *, failed_on: list[str | None]) -> None:
         self.told = (count, failed_on)
@@ -76,7 +100,15 @@ def test_what_the_ranks_print_is_told_with_the_rank_and_the_xcom_says_how_it_wen
         checkpoint_dir=str(tmp_path),
         redundancy=0.5,
     )
-    result = training.run_leased(context(), lease)  # type: ignore[arg-type]
+    held: Any = lease
+    plan = plan_training(training, context(), held, RunFolder(tmp_path))
+    run = LocalLauncher().start(plan)
+    progress = ProgressLog(run, plan.paths, training.log, output=ScriptOutput.of(plan, training.log))
+    record = progress.follow()
+    progress.end()
+    assert record is not None
+    report_run(record, StepsSeen(), plan, held)
+    result = training_result(record)
     assert json.loads(json.dumps(result)) == {
         "checkpoint_dir": str(tmp_path / "checkpoints"),
         "restarts": 1,
@@ -88,7 +120,7 @@ def test_what_the_ranks_print_is_told_with_the_rank_and_the_xcom_says_how_it_wen
     told = capsys.readouterr().out
     assert told.count("[rank 1] devices ''") == 2 and "[rank 0] devices ''" in told
     assert "restart 1 of all processes" in told
-    assert lease.failed == ["GPU-1"] and lease.told[0] == 2, "the device is reported"
+    assert lease.failed == ["GPU-1"] and lease.told == (2, ["n1"]), "the device is reported"
 
 
 def test_output_is_told_once_in_whole_lines_and_never_all_of_a_flood(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def spoil_gradient(net: nn.Module, here: bool) -> None:
         parameter.grad = torch.full_like(parameter, float("inf"))
 
 
+def wait_for_file(step: int, params: dict[str, Any]) -> None:
+    """Wait at a step until a file exists."""
+    while step == params.get("hold_at") and not os.path.exists(params["hold_file"]):
+        time.sleep(0.05)
+
+
 def train(ctx: Any) -> dict[str, Any]:
     """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
     net = model().to(ctx.device)
@@ -95,6 +101,7 @@ def train(ctx: Any) -> dict[str, Any]:
         time.sleep(ctx.params.get("pause_s", 0.01) * (ctx.params.get("slow", 1) if ctx.shard == 1 else 1))
         if step == ctx.params.get("sleep_at") and ctx.shard == 0:
             time.sleep(6)
+        wait_for_file(step, ctx.params)
     if "pause_after_s" in ctx.params:
         time.sleep(ctx.params["pause_after_s"])
     # Not the loop's `loss`: a shard that took over after the last step has done none.

@@ -1,0 +1,42 @@
+"""A lease in the hands of a keeper, which lives on when the worker of its task does not.
+
+Two refusals of a renewal do not end it at once. A later try of the task took it over: that try will soon give
+the secret of its epoch (`adopt`), and until the time is over the devices are the task's. Or the task is over:
+then nobody has the devices before the time is over, and the work may save itself (`ending`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_gpu_provider.exceptions import LeaseLost
+from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.operators.held_lease import HeldLease
+from airflow_gpu_provider.wire import PASSED_ON, TASK_OVER, LeaseView
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
+
+
+class KeptLease(HeldLease):
+    """Devices of a run that outlives the worker of its task."""
+
+    def adopt(self, view: LeaseView, hook: GpuBrokerHook) -> None:
+        """Hold it for a later try of the same task from now on."""
+        self.hook, self._renewals, self.view = hook, hook.for_renewals(view.ttl_s), view
+
+    def _end_with_parent(self, *, really: bool) -> None:
+        """Live on: the parent is the task, and the broker knows whether that is over."""
+
+    def _first_pause_s(self) -> float:
+        return 0.0  # some of its time went by while this process started
+
+    def _pause_after(self, refusal: LeaseLost) -> float | None:
+        if refusal.reason == PASSED_ON:
+            log.info("%s Waiting for its word.", refusal.message)
+            return _AGAIN_S
+        if refusal.reason == TASK_OVER and not self.ending.is_set():
+            self._time.over(refusal)
+        # Then there is nothing to renew: the work stops in the time that is left.
+        return self.view.ttl_s if refusal.reason == TASK_OVER else None

@@ -1,0 +1,81 @@
+"""How a try finds the run that an earlier try of its task has started, and whether it may go on with it.
+
+Airflow's task state store says where that run is, where there is one; else the training's folder does. A run
+of another training (other code, parameters or shards: the author changed the DAG in between) is not gone on
+with but stopped first: two trainings never write into one folder. Used by `operators.training`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow.sdk.exceptions import AirflowRuntimeError
+
+from airflow_gpu_provider.operators.kept_run import KeptRun
+from airflow_gpu_provider.operators.training_plan import is_planned_so
+from airflow_gpu_provider.operators.training_root import training_root
+from airflow_gpu_provider.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.operators.training import DistributedTrainingOperator
+
+_STORED_AS = "gpu_training_attempt"
+
+
+def remember_run(training: DistributedTrainingOperator, context: Context, run: KeptRun) -> None:
+    """Let a later try find the run, wherever its templates then say that the training's folder is."""
+    store = context.get("task_state_store")
+    if store is None:
+        return
+    try:
+        store.set(_STORED_AS, str(run.plan.run_dir))
+    except AirflowRuntimeError as error:
+        training.log.warning("A retry will look for this run in its folder only: %s", error)
+
+
+def last_run(training: DistributedTrainingOperator, context: Context) -> KeptRun | None:
+    """Return the newest run that a try of this task has started on this host."""
+    attempt = _stored(training, context) or _folder(training, context).last_attempt()
+    return None if attempt is None else KeptRun.find(attempt, training.task_key(context))
+
+
+def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -> KeptRun | None:
+    """Return a run that goes on, or that ended well while no task looked on.
+
+    What is left of any other one is stopped first.
+    """
+    run = last_run(training, context)
+    if run is None:
+        return None
+    is_same = is_planned_so(training, run.plan)
+    if is_same and (run.is_alive or is_undelivered(run, _folder(training, context))):
+        return run
+    if not run.has_ended():
+        training.log.info("What is left of the run of an earlier try is stopped first")
+        run.stop()
+    return None
+
+
+def is_undelivered(run: KeptRun, folder: RunFolder) -> bool:
+    """Say whether a run ended well while no task looked on: its result is still to be handed over."""
+    record = run.record()
+    return run.has_ended() and record is not None and record.is_success and not folder.is_delivered
+
+
+def _folder(training: DistributedTrainingOperator, context: Context) -> RunFolder:
+    return RunFolder(training_root(training.checkpoint_dir, context))
+
+
+def _stored(training: DistributedTrainingOperator, context: Context) -> Path | None:
+    store = context.get("task_state_store")
+    if store is None:
+        return None
+    try:
+        stored = store.get(_STORED_AS)
+    except AirflowRuntimeError as error:
+        training.log.warning("An earlier run is looked for in the training's folder: %s", error)
+        return None
+    return Path(str(stored)) if stored and Path(str(stored)).is_dir() else None
