@@ -26,6 +26,7 @@ from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, i
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.operators.reattachment import last_run, remember_run, run_to_go_on_with
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
+from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
 from airflow_gpu_provider.operators.training_plan import plan_training
@@ -235,7 +236,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._needs = self._needs.looked_up(self, context)
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = plan_training(self, context, held, folder)
-        bring_and_mirror(self.checkpoint_dir, plan, self.log)
+        with renewed_meanwhile(held.view, held.hook):  # a checkpoint may take longer to come
+            bring_and_mirror(self.checkpoint_dir, plan, self.log)
         key, request = self.task_key(context), self.request_body(context)
         run = KeptRun.start(plan, key, request, held.view, held.hook)
         remember_run(self, context, run)
