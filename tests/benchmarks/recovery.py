@@ -21,9 +21,10 @@ from typing import Any
 from airflow_gpu_provider.training.measurements import read_telemetry
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from tests.benchmarks.output import show
+from tests.benchmarks.worker_loss import measure_worker_loss
 from tests.training.running import Running, make_plan, start
 
-FAULTS = ("kill", "stop", "oom", "supervisor")
+FAULTS = ("kill", "stop", "oom", "supervisor", "worker")
 GIVE_UP_S = 600.0
 PAUSE_S = 0.01
 STEP_S = 0.015  #: what a step with its pause takes here
@@ -170,10 +171,18 @@ def measure_single(shape: Shape, fault: str, runs: int) -> dict[str, Any]:
     }
 
 
+def measure_worker(shape: Shape, runs: int) -> dict[str, Any]:
+    """Kill the Airflow worker of several trainings."""
+    with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as scratch:
+        measured = measure_worker_loss(Path(scratch), runs=runs, pause_s=PAUSE_S, **asdict(shape))
+    return {"fault": "worker", **asdict(shape), "runs": runs, **measured, "means": MEANING["worker"]}
+
+
 #: What happened in between
 MEANING = {
     "supervisor": "another supervisor and new shards go on from the last checkpoint, in the same attempt and "
     "under the same lease; the steps since the checkpoint are done again",
+    "worker": "the training goes on under its keeper; the next try of the task goes on with it",
 }
 
 
@@ -253,9 +262,14 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults of a soak")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    steps = options.steps or int((options.soak or 6.0) / STEP_S)
+    usual_s = 20.0 if options.fault == "worker" else 6.0  # the next try takes some seconds to start
+    steps = options.steps or int((options.soak or usual_s) / STEP_S)
     shape = Shape(options.shards, options.spares, options.sync_interval, steps)
-    if options.soak:
+    if options.fault == "worker":
+        if options.soak:
+            parser.error("--soak hurts shards; --fault worker is a single fault")
+        result = measure_worker(shape, options.runs)
+    elif options.soak:
         result = measure_soak(shape, options.fault, options.soak, options.every)
     else:
         result = measure_single(shape, options.fault, options.runs)

@@ -108,6 +108,13 @@ def look(broker: Broker, claim_id: str, state: str, seconds: float = 20) -> Entr
 @pytest.fixture
 def base_url(broker: Broker) -> Iterator[str]:
     """Serve the broker; yield the URL that a connection would name."""
+    with served(broker) as url:
+        yield url
+
+
+@contextmanager
+def served(broker: Broker) -> Iterator[str]:
+    """Serve a broker that runs already; yield the URL that a connection would name."""
 
     class Running(Broker):
         def __init__(self) -> None:
@@ -117,7 +124,7 @@ def base_url(broker: Broker) -> Iterator[str]:
             """Do nothing: it runs already."""
 
         def stop(self) -> None:
-            """Do nothing: its own fixture stops it."""
+            """Do nothing: who made it stops it."""
 
     app = create_app(Running, people=False)
     outer = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
