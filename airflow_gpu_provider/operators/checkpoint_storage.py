@@ -112,7 +112,7 @@ class CheckpointStorage:
         if record.name not in self._remote.records():
             self._log.info("Copying the final checkpoint to %s", self.url)
             self._remote.upload(record)
-            self._remote.keep_newest(plan.keep_checkpoints)
+            self._remote.keep_newest(plan.keep_checkpoints, written=record.name)
         self._filesystem.pipe_file(f"{self._root}/{_DELIVERED}", result.encode())
         return str(self._filesystem.unstrip_protocol(f"{self._remote.root}/{local.name}"))
 

@@ -64,8 +64,8 @@ class Keeper:
 
     def _train(self) -> None:
         run = LocalLauncher().start(self._plan)
-        self._note(guard=run.pid, guard_started=started_at(run.pid) or "")
         try:
+            self._note(guard=run.pid, guard_started=started_at(run.pid) or "")
             record = self._follow(run)
         except LeaseLost as lost:
             if not isinstance(lost, LeasePreempted) and lost.reason != TASK_OVER:  # else it may still save

@@ -31,7 +31,7 @@ from airflow_gpu_provider.training.parenthood import living_in_group
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.process_identity import started_at
 from airflow_gpu_provider.training.run_file import RunRecord, read_record, write_json
-from airflow_gpu_provider.wire import LeaseView, RenewBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import PASSED_ON, LeaseView, RenewBody, RequestBody, TaskKey
 
 log = logging.getLogger(__name__)
 
@@ -211,8 +211,8 @@ def is_task_over(lease: LeaseView, hook: GpuBrokerHook) -> bool:
     while time.monotonic() < deadline:
         try:
             hook.renew(lease.lease_id, body)
-        except LeaseLost:
-            return True
+        except LeaseLost as lost:
+            return lost.reason != PASSED_ON  # else a later try of the task has it, and trains on
         except GpuProviderError as error:
             log.warning("Whether the task is over is not known: %s", error.message)
             return False

@@ -78,4 +78,7 @@ def _stored(training: DistributedTrainingOperator, context: Context) -> Path | N
     except AirflowRuntimeError as error:
         training.log.warning("An earlier run is looked for in the training's folder: %s", error)
         return None
-    return Path(str(stored)) if stored and Path(str(stored)).is_dir() else None
+    if not stored or not Path(str(stored)).is_dir():
+        return None
+    # A newer attempt may have begun whose task was killed before it could say so.
+    return RunFolder(Path(str(stored)).parent.parent).last_attempt()

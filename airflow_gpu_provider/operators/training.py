@@ -288,4 +288,4 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
 def _is_late(value: object) -> bool:
     """Say whether a value is only known when the task runs."""
-    return hasattr(value, "resolve") or "{{" in str(value)
+    return hasattr(value, "resolve") or any(mark in str(value) for mark in ("{{", "{%"))

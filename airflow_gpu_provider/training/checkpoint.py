@@ -165,7 +165,7 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):  # the folder itself may be what is wrong
                 temporary.unlink()
             raise CheckpointNotWritten(self._why_not(copy.step, needed, error)) from error
-        self._files.keep_newest(self._keep)
+        self._files.keep_newest(self._keep, written=copy.step)
         return CheckpointRecord(**record.model_dump(exclude={"facts"}))
 
     def _write_files(self, copy: _Copy, path: Path, temporary: Path) -> StoredRecord:

@@ -73,9 +73,15 @@ class CheckpointFiles:
                 continue
             yield record.model_copy(update={"path": str(file)})
 
-    def keep_newest(self, count: int) -> None:
-        """Remove all but the newest ``count`` checkpoints."""
-        for record in self.record_files()[count:]:
+    def keep_newest(self, count: int, *, written: int) -> None:
+        """Remove all but the newest ``count`` checkpoints up to the step that was just ``written``.
+
+        Those of later steps are removed too: the run resumed from before them because they are damaged.
+        """
+        last = self.data_file(written).stem
+        records = self.record_files()
+        later = [record for record in records if record.stem > last]
+        for record in (*later, *records[len(later) + count :]):
             remove_checkpoint(record)
 
     def make_room(self, needed: int) -> None:

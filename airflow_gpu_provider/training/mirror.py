@@ -73,11 +73,15 @@ class RemoteFolder:
         """Return the names of all records, the newest first."""
         return sorted((name for name in self._names() if name.endswith(RECORD_SUFFIX)), reverse=True)
 
-    def keep_newest(self, count: int) -> None:
-        """Remove older checkpoints, records first, and data of uploads that broke off before those kept."""
+    def keep_newest(self, count: int, *, written: str) -> None:
+        """Remove older checkpoints, records first, and data of uploads that broke off before those kept.
+
+        Those of later steps than the record ``written`` are removed too: the run found them damaged.
+        """
         records = self.records()
-        kept = {Path(name).stem for name in records[:count]}
-        for name in records[count:]:
+        later = [name for name in records if step_of(name) > step_of(written)]
+        kept = {Path(name).stem for name in records[len(later) :][:count]}
+        for name in (*later, *records[len(later) + count :]):
             self._filesystem.rm_file(self._path(name))
         for name in self._names():
             if name.endswith(DATA_SUFFIX) and Path(name).stem < min(kept, default=""):
@@ -142,7 +146,7 @@ class Mirror:
             return
         try:
             self._remote.upload(newest)
-            self._remote.keep_newest(self._keep)
+            self._remote.keep_newest(self._keep, written=newest.name)
         except Exception as error:  # whatever a storage's client raises: training must not end by it
             if not newest.exists():
                 return  # a newer one has replaced it meanwhile

@@ -80,6 +80,16 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert "trying the one before" in caplog.text
 
 
+def test_a_damaged_newer_checkpoint_never_costs_the_whole_one_that_was_just_written(tmp_path: Path) -> None:
+    state, folder = new_state(), CheckpointFolder(tmp_path, FACTS, keep=1)
+    torn = Path(folder.save(state, 1000).path)
+    torn.write_bytes(torn.read_bytes()[:-10])
+    folder.save(state, 950)
+    found = folder.newest()
+    assert found is not None and found.step == 950
+    assert len(list(tmp_path.iterdir())) == 2, "data and record of one"
+
+
 def test_a_crash_while_writing_leaves_no_checkpoint(folder: CheckpointFolder) -> None:
     folder.save(new_state(), 1)
     (folder.folder / "step-000000000009.77.tmp").write_bytes(b"half")
