@@ -133,14 +133,15 @@ class Latency(threading.Thread):
 
     def run(self) -> None:
         """Ask and answer, again and again."""
-        due = time.monotonic()
+        due, sockets = time.monotonic(), select.poll()  # `select` knows no descriptor above 1023
         with self._socket:
+            sockets.register(self._socket, select.POLLIN)
             while not self._stopping:
                 if time.monotonic() >= due:
                     self._on_round()
                     self._ask_all()
                     due = max(due + self._every_s, time.monotonic())
-                if select.select([self._socket], [], [], max(0.0, due - time.monotonic()))[0]:
+                if sockets.poll(1000 * max(0.0, due - time.monotonic())):
                     self._read()
 
     def _ask_all(self) -> None:
@@ -169,12 +170,13 @@ class Latency(threading.Thread):
             nonce = answered(self._key, datagram) if self._key else None
             if nonce is not None:
                 self._take(nonce, now)
-            elif self._key and self._allowance.spend(source[0], now):
-                reply = answer_to(self._key, datagram)
-                if reply is not None:
-                    self._reply(reply, source)
+            elif self._key and (reply := answer_to(self._key, datagram)) is not None:
+                self._reply(reply, source, now)
 
-    def _reply(self, reply: bytes, source: tuple[Any, ...]) -> None:
+    def _reply(self, reply: bytes, source: tuple[Any, ...], now: float) -> None:
+        # Only who knows the key gets here: strangers must not use up what a peer may ask.
+        if not self._allowance.spend(source[0], now):
+            return
         try:
             self._socket.sendto(reply, source)
         except OSError as error:

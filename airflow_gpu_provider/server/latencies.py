@@ -24,6 +24,7 @@ class Latencies:
     def __init__(self) -> None:
         self._ms: dict[str, dict[NodeName, float]] = {}
         self._loss: dict[str, dict[str, float]] = {}
+        self._stored: dict[str, int] = {}  #: by node, a digest of what the database said last
         self._values: dict[float, float] = {}  #: each is kept once: they have two digits
         self._unapplied: set[str] = set()
         self._unsaved: set[str] = set()
@@ -33,6 +34,8 @@ class Latencies:
     def take(self, report: NodeReport, now: datetime, *, is_own: bool = True) -> None:
         """Take the news of a report; with ``is_own`` False it comes from the database."""
         if not report.latency_ms:
+            return
+        if not is_own and self._is_old_news(report):
             return
         known = self._ms.setdefault(report.name, {})
         changed = False
@@ -80,9 +83,20 @@ class Latencies:
         return due
 
     def forget(self, node: str) -> None:
-        """Drop a node that left the fleet."""
-        self._ms.pop(node, None)
-        self._loss.pop(node, None)
+        """Drop a node that left the fleet, and what others have measured to it."""
+        for rows in (self._ms, self._loss, self._stored):
+            rows.pop(node, None)
+        for row in self._ms.values():
+            row.pop(NodeName(node), None)
+        for losses in self._loss.values():
+            losses.pop(node, None)
+
+    def _is_old_news(self, report: NodeReport) -> bool:
+        """Say whether the database said the same before: it is read every second, and tells everything."""
+        digest = hash((frozenset(report.latency_ms.items()), frozenset(report.loss.items())))
+        is_old = self._stored.get(report.name) == digest
+        self._stored[report.name] = digest
+        return is_old
 
     def _set(self, known: dict[NodeName, float], name: NodeName, latency: float | None) -> bool:
         if latency is None:
@@ -100,6 +114,9 @@ class Latencies:
     def _set_loss(self, report: NodeReport, name: str) -> None:
         losses = self._loss.setdefault(report.name, {})
         if name in report.loss:
+            losses.pop(name, None)  # the newest is last
             losses[name] = report.loss[name]
+            if len(losses) > MOST_LATENCIES:
+                del losses[next(iter(losses))]
         else:
             losses.pop(name, None)

@@ -221,6 +221,8 @@ class Leader(threading.Thread):
         """Tell the engine what was learned, and everybody where the next claims stand."""
         if self._desk.engine is not None and self._history.version != self._history_version:
             self._desk.engine.learn(self._learned())
+        # The upkeep does so too, but it waits for databases: what grants must see for itself who fell silent.
+        self._mirror.age(self._clock())
         self._tell_standings(self._clock())
 
     def _tell_standings(self, now: datetime) -> None:

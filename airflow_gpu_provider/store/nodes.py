@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Engine, Select, bindparam, delete, insert, select, update
 
 from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.store.engine import writing
 from airflow_gpu_provider.store.script import one_of
 from airflow_gpu_provider.store.tables import node
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,13 @@ class NodeStore:
     def _read(self, statement: Select[tuple[Any, datetime]]) -> list[StoredNode]:
         with self._engine.connect() as connection:
             rows = connection.execute(statement).all()
-        return [StoredNode(NodeReport.model_validate(report), at) for report, at in rows]
+        found = []
+        for report, at in rows:
+            try:
+                found.append(StoredNode(NodeReport.model_validate(report), at))
+            except ValidationError as error:  # one row must not cost the fleet
+                log.error("A node's stored report cannot be read, its next one replaces it: %s", error)
+        return found
 
 
 _TOUCH = (

@@ -154,6 +154,27 @@ def test_latencies_reach_placements_all_at_once_and_the_database_later() -> None
     assert fleet.fleet(after(38)).nodes[0].latency_ms == {"n2": 0.21}, "it does not answer any more"
 
 
+def test_however_many_peers_were_silent_what_is_stored_can_be_read_again() -> None:
+    fleet = mirror()
+    for part in range(3):
+        silent = [f"n{part}-{number}" for number in range(400)]
+        news = {"latency_ms": dict.fromkeys(silent), "loss": dict.fromkeys(silent, 1.0)}
+        fleet.fold([report("n1").model_copy(update=news)], after(part))
+    (stored,) = fleet.stored()
+    assert len(NodeReport.model_validate(stored.report.model_dump()).loss) == 1000
+    assert "n0-0" not in stored.report.loss, "the oldest made room"
+
+
+def test_what_was_measured_to_a_node_that_left_is_forgotten() -> None:
+    fleet = mirror()
+    told = {"latency_ms": {"n2": 0.2, "n3": None}, "loss": {"n3": 1.0}}
+    fleet.fold([report("n2"), report("n3")], NOW)
+    fleet.fold([report("n1").model_copy(update=told)], after(3500))
+    fleet.age(after(3700))
+    (left,) = fleet.stored()
+    assert (left.report.name, left.report.latency_ms, left.report.loss) == ("n1", {}, {})
+
+
 def test_a_report_with_too_many_labels_or_a_negative_latency_is_refused() -> None:
     for wrong in ({"labels": {str(n): "x" for n in range(101)}}, {"latency_ms": {"n2": -1.0}}):
         with pytest.raises(ValidationError):
