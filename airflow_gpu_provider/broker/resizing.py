@@ -124,7 +124,9 @@ class Resizing:
     def _room_for(self, lease: Lease, now: datetime) -> Iterator[FreeRoom]:
         """Yield what is free behind all who wait for anything that the lease could grow into."""
         any_size = replace(lease.request, memory_mib=0)
-        kinds = self._floor.kinds_of(ClassKey(any_size)) | self._floor.kinds_around(lease.devices)
+        by_rating = replace(any_size, task_class=None)  # a strict lease may be judged by either: `strictness`
+        kinds = self._floor.kinds_of(ClassKey(any_size)) | self._floor.kinds_of(ClassKey(by_rating))
+        kinds |= self._floor.kinds_around(lease.devices)
         holds = self._floor.holds(now)
         near = self._floor.regions.around(kinds, None, self._pending.classes.values())
         try:

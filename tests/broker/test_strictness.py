@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Claim, CyclePolicy, Fleet, Node
+from airflow_gpu_provider.broker.move import Resized
 from airflow_gpu_provider.broker.quota import Quota, Quotas
+from airflow_gpu_provider.broker.resize import Wish
 from airflow_gpu_provider.broker.throughput import Speeds
 
-from .builders import NOW, claim, fleet_of, node, singles
+from .builders import NOW, claim, fleet_of, lease, node, singles
 from .test_cycle_properties import claims, nodes
 
 POLICY = CyclePolicy()
@@ -70,6 +72,30 @@ def test_a_limit_counts_the_devices_that_a_strict_claim_gets_by_measurement() ->
     engine = Engine(POLICY, BOTH, (), [wish], learned=TURNED, quotas=quotas)
     (rejection,) = engine.turn(NOW).rejections
     assert rejection.reason.code.value == "over_quota"
+
+
+models = st.sampled_from(["A100", "H100", "V100"])
+
+
+@given(
+    found=st.dictionaries(models, st.floats(1, 80), min_size=2),
+    least=st.floats(1, 80),
+    held=models,
+    wanted=models,
+)
+@settings(max_examples=100, deadline=None)
+@example(found={"A100": 10.0, "H100": 12.0}, least=20, held="A100", wanted="H100")
+def test_a_strict_lease_never_grows_into_what_is_kept_for_a_claim_however_it_is_judged(
+    found: dict[str, float], least: float, held: str, wanted: str
+) -> None:
+    some = fleet_of(*(node(model.lower(), 3, model) for model in ("A100", "H100", "V100")))
+    mine = lease("mine", f"{held.lower()}/0", min_tflops=least, strict=True, task_class="render")
+    busy = lease("busy", f"{wanted.lower()}/1")
+    engine = Engine(POLICY, some, [mine, busy], [claim("gang", 3, wanted)], learned={"render": Speeds(found)})
+    assert placed(engine) == {}
+    grown = engine.resizing.resize(mine.id, Wish(gpus=2), NOW)
+    free = {f"{wanted.lower()}/{index}" for index in range(3)} - set(mine.devices)
+    assert not isinstance(grown, Resized) or not free & set(grown.lease.devices)
 
 
 speeds = st.dictionaries(st.sampled_from(["A100", "V100"]), st.floats(0.1, 80), min_size=2)
