@@ -51,7 +51,7 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     if run is None:
         return None
     is_same = is_planned_so(training, run.plan)
-    if is_same and (run.is_alive or is_undelivered(run, _folder(training, context))):
+    if is_same and (run.is_alive or is_undelivered(run)):
         return run
     if not run.has_ended():
         training.log.info("What is left of the run of an earlier try is stopped first")
@@ -59,10 +59,11 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     return None
 
 
-def is_undelivered(run: KeptRun, folder: RunFolder) -> bool:
+def is_undelivered(run: KeptRun) -> bool:
     """Say whether a run ended well while no task looked on: its result is still to be handed over."""
     record = run.record()
-    return run.has_ended() and record is not None and record.is_success and not folder.is_delivered
+    is_success = run.has_ended() and record is not None and record.is_success
+    return is_success and not RunFolder.is_delivered(run.plan.run_dir)
 
 
 def _folder(training: DistributedTrainingOperator, context: Context) -> RunFolder:

@@ -256,7 +256,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             progress.end()
         ended = training_result(run.last_record(record))
         result = with_remote_checkpoint(ended, self.checkpoint_dir, run.plan, self.log)
-        RunFolder(training_root(self.checkpoint_dir, context)).mark_delivered(json.dumps(result))
+        RunFolder.mark_delivered(run.plan.run_dir, json.dumps(result))
         return result
 
     def asked(self) -> TaskRequest | None:

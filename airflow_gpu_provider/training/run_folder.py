@@ -1,7 +1,9 @@
 """The folder of a training: checkpoints that all attempts share, and one folder for each attempt.
 
 A retry finds the checkpoints and resumes. A task that was cleared after it had delivered its result starts
-anew instead of finding everything done: its old checkpoints are moved to ``previous``. Without torch.
+anew instead of finding everything done: its old checkpoints are moved to ``previous``. That an attempt has
+delivered is written into its own folder and never taken back, so no other one can hand its result over again.
+Without torch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from pathlib import Path
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.run_file import write_json
 
+_DELIVERED = "delivered.json"
+
 
 class RunFolder:
     """What lies where for one training."""
@@ -21,13 +25,13 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.checkpoints = root / "checkpoints"
-        self._delivered = root / "delivered.json"
 
     def open_attempt(self, number: int) -> Path:
         """Return a new, empty folder for an attempt. Raise InvalidRequest when the place cannot be used."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            if self._delivered.exists():
+            newest = self.last_attempt()
+            if newest is not None and self.is_delivered(newest):
                 self._put_aside()
             for suffix in ("", *(f"-{again}" for again in range(2, 1000))):
                 folder = self.root / "attempts" / f"try-{number}{suffix}"
@@ -46,22 +50,23 @@ class RunFolder:
         plans = sorted(self.root.glob("attempts/*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns)
         return plans[-1].parent if plans else None
 
-    @property
-    def is_delivered(self) -> bool:
-        """True when the result of the newest attempt reached Airflow."""
-        return self._delivered.exists()
+    @staticmethod
+    def is_delivered(attempt: Path) -> bool:
+        """Say whether the result of an attempt reached Airflow."""
+        return (attempt / _DELIVERED).exists()
 
-    def mark_delivered(self, result: str) -> None:
+    @staticmethod
+    def mark_delivered(attempt: Path, result: str) -> None:
         """Note that the result reached Airflow: another run of the same task means to start anew."""
         now = datetime.now(timezone.utc).isoformat()
-        write_json(self._delivered, f'{{"at": "{now}", "result": {result}}}')
+        write_json(attempt / _DELIVERED, f'{{"at": "{now}", "result": {result}}}')
 
     def _put_aside(self) -> None:
+        """Move what there is; repeated, for a try that was killed before it had a plan, it moves nothing."""
         previous = self.root / "previous"
         if self.checkpoints.exists():
             shutil.rmtree(previous, ignore_errors=True)
             self.checkpoints.rename(previous)
-        self._delivered.unlink()
 
 
 def folder_name(text: str) -> str:

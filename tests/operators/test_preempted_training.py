@@ -79,7 +79,7 @@ def test_a_preempted_training_goes_on_from_its_checkpoint_within_its_try(
     assert second is not None and second.resumed_from == first.checkpoint.step >= 20
     assert result["resumed_from"] == first.checkpoint.step, "what it did before was not done again"
     assert result["state_sha256"] == expected_weights(10, 120)
-    assert json.loads((attempts.parent / "delivered.json").read_text())["result"] == result
+    assert json.loads((attempts / "try-1-2" / "delivered.json").read_text())["result"] == result
     with broker.engine.connect() as connection:
         rows = connection.exec_driver_sql(
             "SELECT c.try_number, c.preemptions, l.end_reason FROM gpu_lease l JOIN gpu_claim c "

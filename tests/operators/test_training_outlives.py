@@ -145,7 +145,7 @@ def test_a_retry_goes_on_with_the_run_whose_worker_was_killed(
     undisturbed = alone.end(alone.start())
     assert undisturbed["result"]["state_sha256"] == said["result"]["state_sha256"]
     # What ended while no worker looked on is handed over without asking for devices.
-    (workers.folder / "delivered.json").unlink()
+    (workers.attempt / "delivered.json").unlink()
     again = workers.end(workers.start(3))
     assert again["result"] == said["result"]
 

@@ -26,15 +26,26 @@ def test_a_task_cleared_after_its_success_starts_anew_and_keeps_the_old_checkpoi
     tmp_path: Path,
 ) -> None:
     folder = RunFolder(tmp_path / "t")
-    folder.open_attempt(1)
+    first = planned(folder, 1)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-1.json").write_text("{}")
-    folder.mark_delivered('{"loss": 1}')
-    folder.open_attempt(1)
+    folder.mark_delivered(first, '{"loss": 1}')
+    folder.open_attempt(2)  # killed before it had a plan
     assert not folder.checkpoints.exists()
     assert (tmp_path / "t" / "previous" / "step-1.json").exists()
-    folder.open_attempt(2)
-    assert (tmp_path / "t" / "previous" / "step-1.json").exists(), "a retry of it does not start anew again"
+    assert folder.last_attempt() == first and folder.is_delivered(first), "nobody hands it over again"
+    second = planned(folder, 3)
+    assert (tmp_path / "t" / "previous" / "step-1.json").exists()
+    folder.checkpoints.mkdir()
+    assert folder.last_attempt() == second and not folder.is_delivered(second)
+    folder.open_attempt(4)
+    assert folder.checkpoints.exists(), "a retry of it does not start anew again"
+
+
+def planned(folder: RunFolder, number: int) -> Path:
+    attempt = folder.open_attempt(number)
+    (attempt / "plan.json").write_text("{}")
+    return attempt
 
 
 def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
