@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.operators.program_environment import program_environment
 from airflow_gpu_provider.operators.training_root import is_url
 from airflow_gpu_provider.training.checkpoint_files import RECORD_SUFFIX, CheckpointFiles
 from airflow_gpu_provider.training.mirror import Mirror, RemoteFolder, RunWatch, step_of
@@ -94,7 +94,7 @@ class CheckpointStorage:
         with plan.paths.log("mirror").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", _MIRROR],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                env=program_environment(CUDA_VISIBLE_DEVICES=""),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

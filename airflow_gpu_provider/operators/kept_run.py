@@ -27,6 +27,7 @@ from airflow_gpu_provider.operators.keeper_files import (
     Whereabouts,
     leave_orders,
 )
+from airflow_gpu_provider.operators.program_environment import program_environment
 from airflow_gpu_provider.training.parenthood import living_in_group
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.process_identity import started_at
@@ -65,6 +66,7 @@ class KeptRun:
         with plan.paths.keeper_log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", _KEEPER, str(plan.run_dir)],
+                env=program_environment(),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
