@@ -77,8 +77,9 @@ class LocalRun:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
         deadline = time.monotonic() + _LEAVE_S
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_LEAVE_S)
         while (living := living_in_group(self.pid)) and time.monotonic() < deadline:
             time.sleep(0.01)
         if living:

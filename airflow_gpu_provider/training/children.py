@@ -2,26 +2,31 @@
 
 They are children of the supervisor and end with it (`parenthood`), forked by the `nursery` or, without one,
 started cold from the supervisor's main thread. Each prints to a log of its own. A process that is given up is
-killed and reaped before anyone takes its rank: two holders of one rank are never alive.
+killed and reaped before anyone takes its rank, as far as the kernel lets it: `fence` says what follows.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from airflow_gpu_provider.training import shard
+from airflow_gpu_provider.training.endings import end_children, wait_until, why_it_stays
 from airflow_gpu_provider.training.failures import Remains, ShardReport
 from airflow_gpu_provider.training.isolation import without_limits
 from airflow_gpu_provider.training.nursery import Nursery, Order
-from airflow_gpu_provider.training.parenthood import end_strays, reap_strays
+from airflow_gpu_provider.training.parenthood import reap_strays
 from airflow_gpu_provider.training.plan import RunPlan, Slot
+
+log = logging.getLogger(__name__)
 
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
@@ -35,8 +40,6 @@ class _Process(Protocol):
 
     def poll(self) -> int | None: ...
 
-    def wait(self) -> int: ...
-
     def kill(self) -> None: ...
 
 
@@ -47,21 +50,13 @@ class _Forked:
         self.pid = pid
         self._code: int | None = None
 
-    def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
-
-    def wait(self) -> int:
-        code = self._reap(0)
-        assert code is not None
-        return code
-
     def kill(self) -> None:
         if self.poll() is None:  # not reaped, so the number is still this child's
             os.kill(self.pid, signal.SIGKILL)
 
-    def _reap(self, options: int) -> int | None:
+    def poll(self) -> int | None:
         if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
@@ -85,6 +80,7 @@ class Children:
         self._address = address
         self._prefix = prefix
         self._children: dict[str, _Child] = {}
+        self._staying: set[int] = set()  #: what SIGKILL has not ended; nobody waits for it again
         #: where the run may have processes, one each
         self.slots: tuple[Slot, ...] = (*plan.member_slots, *plan.spare_slots)
 
@@ -140,23 +136,38 @@ class Children:
         for child in self._children.values():
             child.slot = change(child.slot)
 
-    def fence(self, uid: str) -> None:
-        """Make sure that neither the process nor what it started (data loaders, say) runs any longer."""
-        process = self._children[uid].process
-        process.kill()
-        process.wait()
-        end_strays(self._own())
+    def unended(self) -> list[str]:
+        """Return the processes that may still run, but for those that were given up."""
+        return [
+            uid
+            for uid, child in self._children.items()
+            if child.process.poll() is None and child.process.pid not in self._staying
+        ]
+
+    def fence(self, uids: Sequence[str]) -> dict[str, str]:
+        """Make sure that neither these processes nor what they started (data loaders, say) run any longer.
+
+        Return those that stay although they were killed, with the evidence. It is waited for all of them
+        together, and once.
+        """
+        within_s = self._plan.fence_timeout_s
+        deadline = time.monotonic() + within_s
+        processes = {uid: self._children[uid].process for uid in uids}
+        for process in processes.values():
+            process.kill()
+        wait_until(lambda: all(process.poll() is not None for process in processes.values()), deadline)
+        staying = {uid: process.pid for uid, process in processes.items() if process.poll() is None}
+        strays = end_children(
+            spared=self._own() | self._staying, within_s=max(1.0, deadline - time.monotonic())
+        )
+        self._staying.update(strays, staying.values())
+        for evidence in strays.values():
+            log.error("What %s had started stays: %s", ", ".join(uids), evidence)
+        return {uid: why_it_stays(pid, within_s) for uid, pid in staying.items()}
 
     def _own(self) -> frozenset[int]:
         nursery = {self._nursery.pid} if self._nursery is not None else set()
         return frozenset(nursery | {child.process.pid for child in self._children.values()})
-
-    def fence_all(self) -> None:
-        """End every process."""
-        for child in self._children.values():
-            child.process.kill()
-        for child in self._children.values():
-            child.process.wait()
 
     def remains(self, uid: str) -> Remains:
         """Gather what the process left behind."""

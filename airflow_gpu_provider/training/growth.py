@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.coordination import RunStore
 from airflow_gpu_provider.training.failures import ShardFailure
+from airflow_gpu_provider.training.fence import Fence
 from airflow_gpu_provider.training.growth_words import Answer, Outcome, Question, Verb
 from airflow_gpu_provider.training.handover import Handover, Stage
 from airflow_gpu_provider.training.lease_talk import LeaseTalk
@@ -50,6 +51,7 @@ class Growth:
         store: RunStore,
         children: Children,
         liveness: Liveness,
+        fence: Fence,
         start: Callable[[Slot], str],
     ) -> None:
         self._plan = plan
@@ -57,6 +59,7 @@ class Growth:
         self._store = store
         self._children = children
         self._liveness = liveness
+        self._fence = fence
         self._start = start
         self._talk = LeaseTalk(plan)
         self._is_on = plan.grow_at is not None
@@ -176,6 +179,7 @@ class Growth:
         self._handover = Handover(
             self._children,
             self._liveness,
+            self._fence,
             self._store,
             leave_within_s=self._plan.stop_grace_s,
             warm_within_s=self._plan.startup_timeout_s,
@@ -221,9 +225,7 @@ class Growth:
 
     def _end(self, uids: Iterable[str], membership: Membership) -> Membership:
         ended = frozenset(uids)
-        for uid in ended:
-            self._children.fence(uid)
-            self._liveness.forget(uid)
+        self._fence.shut_out(ended)
         return membership.lose(ended)
 
     def _refill_spares(self, membership: Membership) -> Membership:

@@ -13,21 +13,25 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from airflow_gpu_provider.training.endings import end_children
+from airflow_gpu_provider.training.growth_words import GrowthFiles
 from airflow_gpu_provider.training.nursery import import_for_shards
 from airflow_gpu_provider.training.parenthood import (
     adopt_orphans,
-    end_orphans,
     end_with_parent,
     in_child,
     name_process,
 )
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.respawns import RespawnBudget
-from airflow_gpu_provider.training.run_file import RunRecord, read_record
+from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record, write_record
+from airflow_gpu_provider.training.shard import SHARD_NAME
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +57,12 @@ class Guard:
             signal.signal(number, self._on_signal)
         while True:
             code = self._run_supervisor()
-            end_orphans()  # shards of a lost supervisor: their devices are free only when they are gone
+            # Shards of a lost supervisor: their devices are free only when they are gone.
+            staying = end_children(within_s=self._plan.fence_timeout_s)
             record = read_record(self._plan.paths.run)
+            if staying and record is not None and not record.state.is_terminal:
+                self._give_up(record, staying)
+                return code
             if self._stop_signal is not None or record is None or record.state.is_terminal:
                 return code
             if self._restarts.left(record.step) <= 0:
@@ -79,8 +87,37 @@ class Guard:
                 os.kill(pid, self._stop_signal)  # again and again: the first may come before it can listen
             time.sleep(_POLL_S)
 
+    def _give_up(self, record: RunRecord, staying: dict[int, str]) -> None:
+        """End a run whose processes stay after their supervisor: none may be started a second time."""
+        evidence = "; ".join(staying.values())
+        log.error("The supervisor was lost and what it had started stays: %s", evidence)
+        record.suspect_devices += [
+            device
+            for device in devices_of(staying, record, self._plan)
+            if device not in record.suspect_devices
+        ]
+        record.state = RunState.FAILED
+        record.error = (
+            f"the supervisor was lost and what it had started does not end: {evidence}. A retry resumes from "
+            "the last checkpoint on other devices; see what the driver and the disks of this host wait for."
+        )
+        write_record(self._plan.paths.run, record)
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stop_signal = self._stop_signal or number
+
+
+def devices_of(pids: Iterable[int], record: RunRecord, plan: RunPlan) -> list[str]:
+    """Return the devices of those processes that are shards, by the names that they have given themselves."""
+    placed = GrowthFiles(plan.run_dir).placement()
+    slots = plan.member_slots if placed is None else placed.members
+    found: list[str] = []
+    for pid in pids:
+        with suppress(OSError):
+            uid = Path(f"/proc/{pid}/comm").read_text().strip().removeprefix(SHARD_NAME)
+            if uid in record.members:
+                found += slots[record.members[uid]].device_ids
+    return found
 
 
 def _supervise(plan: RunPlan, plan_file: Path, previous: RunRecord | None, *, guard: int) -> int:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.coordination import RunStore
+from airflow_gpu_provider.training.fence import Fence
 from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.plan import Slot
@@ -40,6 +41,7 @@ class Handover:
         self,
         children: Children,
         liveness: Liveness,
+        fence: Fence,
         store: RunStore,
         *,
         leave_within_s: float,
@@ -47,6 +49,7 @@ class Handover:
     ) -> None:
         self._children = children
         self._liveness = liveness
+        self._fence = fence
         self._store = store
         self._leave_within_s = leave_within_s
         self._warm_within_s = warm_within_s
@@ -105,10 +108,10 @@ class Handover:
         return membership.hand_over(taking) if taking else membership.next()
 
     def _see_off(self, now: float) -> None:
-        if now > self._deadline:
-            for uid in self._leaving:
-                self._children.fence(uid)
-        if all(self._children.exit_code(uid) is not None for uid in self._leaving):
+        is_late = now > self._deadline
+        if is_late:
+            self._fence.shut_out(self._leaving)
+        if is_late or all(self._children.exit_code(uid) is not None for uid in self._leaving):
             for uid in self._leaving:
                 self._liveness.forget(uid)
             self.stage = Stage.DONE
@@ -117,9 +120,7 @@ class Handover:
         """Let every rank be in its old place: a vacant one is filled there."""
         has_paused = self.stage is Stage.PAUSING
         self.stage = Stage.FAILED
-        for uid in set(self.newcomers.values()) & set(membership.alive):
-            self._children.fence(uid)
-            self._liveness.forget(uid)
+        self._fence.shut_out(set(self.newcomers.values()) & set(membership.alive))
         membership = membership.lose(frozenset(self.newcomers.values()))
         # Those who have paused wait for the next generation.
         return membership.next() if has_paused and membership.is_complete else membership

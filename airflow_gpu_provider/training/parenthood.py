@@ -7,7 +7,6 @@ shard.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -54,28 +53,6 @@ def reap_strays(own: frozenset[int]) -> None:
         os.waitpid(ended.si_pid, 0)
 
 
-def end_orphans() -> None:
-    """Kill and reap every child of this process, adopted ones included, until there is none."""
-    while True:
-        for pid in _children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def end_strays(own: frozenset[int]) -> None:
-    """Kill and reap what lost processes have left to this one, and what those leave, but none of ``own``."""
-    while strays := [pid for pid in _children() if pid not in own]:
-        for pid in strays:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
 def living_in_group(group: int) -> list[int]:
     """Return the processes of a process group that have not ended; none where the system does not tell."""
     living = []
@@ -87,13 +64,6 @@ def living_in_group(group: int) -> list[int]:
         if int(its_group) == group and state not in ("Z", "X"):
             living.append(int(file.parent.name))
     return living
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # not every kernel tells; what has asked for it ends with its parent
-        return []
 
 
 def name_process(name: str) -> None:

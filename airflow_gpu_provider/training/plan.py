@@ -83,6 +83,7 @@ class RunPlan(BaseModel):
     stopped_timeout_s: float = Field(default=1.0, gt=0)  #: for a shard that a signal has stopped
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)  #: for one that is silent and does not compute
     busy_timeout_s: float = Field(default=60.0, gt=0)  #: for one that is silent but computes: the GIL
+    fence_timeout_s: float = Field(default=30.0, gt=0)  #: for a process that was killed to be gone
     startup_timeout_s: float = Field(default=300.0, gt=0)  #: from a shard's start to its first heartbeat
     join_timeout_s: float = Field(default=1800.0, gt=0)  #: from a shard's start to its loop
     stall_timeout_s: float = Field(

@@ -8,6 +8,7 @@ nothing of the last one is found in it. Used by `script_supervisor`.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -22,12 +23,14 @@ import torch.distributed as dist
 from airflow_gpu_provider.training import script_process
 from airflow_gpu_provider.training.children import kernel_oom_kills
 from airflow_gpu_provider.training.coordination import LOOPBACK
+from airflow_gpu_provider.training.endings import end_children
 from airflow_gpu_provider.training.failures import Remains
-from airflow_gpu_provider.training.parenthood import end_orphans
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.process_state import ProcessState, read_process_state
 from airflow_gpu_provider.training.script import Script, rank_environment
 from airflow_gpu_provider.training.script_errors import error_in
+
+log = logging.getLogger(__name__)
 
 _STORE_TIMEOUT = timedelta(minutes=5)
 _TAIL_BYTES = 64 * 1024
@@ -43,6 +46,7 @@ class ScriptProcesses:
         self._uids: list[str] = []
         self._store: dist.TCPStore | None = None
         self._oom_kills_before = 0
+        self._staying: set[int] = set()  #: what SIGKILL has not ended; nobody waits for it again
         known = set(sys.path)  # what every Python here finds by itself
         self._python_path = [entry for entry in plan.python_path if entry not in known]
 
@@ -103,13 +107,18 @@ class ScriptProcesses:
         for process in self._ranks:
             process.send_signal(signal.SIGTERM)
 
-    def end_all(self) -> None:
-        """Leave no process below the supervisor."""
-        end_orphans()
+    def end_all(self) -> dict[int, str]:
+        """Leave no process below the supervisor; return ranks that stay all the same, with the evidence."""
+        staying = end_children(spared=self._staying, within_s=self._plan.fence_timeout_s)
+        self._staying.update(staying)
         for process in self._ranks:
             process.poll()
+        ranks = {process.pid: rank for rank, process in enumerate(self._ranks)}
         self._ranks = []
         self._store = None
+        for evidence in staying.values():
+            log.error("%s", evidence)
+        return {ranks[pid]: evidence for pid, evidence in staying.items() if pid in ranks}
 
     def _environment(self, slot: Slot) -> dict[str, str]:
         environment = {**os.environ, **slot.environment}

@@ -3,7 +3,7 @@
 A script knows neither ranks that move nor rollback, so recovery is a restart of all its processes within the
 attempt, on the same lease: they go on from what they saved in AGP_CHECKPOINT_DIR. Restarts are limited only
 while nothing new is saved there. The cause of a loss is classified as for shards; what would come again ends
-the run at once. Invariant: a round begins only when no process of the last one lives.
+the run at once. Invariant: a round begins only when no process of the last one can act.
 """
 
 from __future__ import annotations
@@ -159,7 +159,10 @@ class ScriptSupervisor:
 
     def _recover(self, loss: ShardFailure) -> None:
         log.warning("Lost: %s", loss.sentence)
-        self._processes.end_all()
+        staying = self._processes.end_all()
+        if staying:
+            evidence = "; ".join((loss.evidence, *staying.values()))
+            loss = loss.model_copy(update={"evidence": evidence})
         self._saved_at_ns = newest_change_ns(self._plan.checkpoint_dir)
         earlier = [f for f in self.record.failures if f.rank == loss.rank and f.cause is loss.cause]
         self.record.failures.append(loss)
@@ -173,7 +176,8 @@ class ScriptSupervisor:
                 "it save there and load the newest file at its start, so that a restart goes on."
             )
             return
-        moved = self._leave_suspect(loss)
+        faulty = {loss.rank} if loss.cause is FailureCause.GPU_FAULT and loss.rank is not None else set()
+        moved = self._leave_suspect(faulty | staying.keys(), loss)
         if moved is not None:
             self._budget.spend(self._saved_at_ns)
             self._outcome.restarts += 1
@@ -185,18 +189,19 @@ class ScriptSupervisor:
             self.record.takeovers.append(sentence)
             self._start_round()
 
-    def _leave_suspect(self, loss: ShardFailure) -> str | None:
-        """Give the rank of a faulty device another one; None, and the run has failed, when there is none."""
-        rank = loss.rank
-        if loss.cause is not FailureCause.GPU_FAULT or rank is None:
-            return ""
-        self.record.suspect_devices += self._slots[rank].device_ids
-        slot = self._spare_slot()
-        if slot is None:
-            self._fail(f"the device of rank {rank} is faulty and the lease has no other: {loss.sentence}")
-            return None
-        self._slots[rank] = slot
-        return f"; rank {rank} moved to {', '.join(slot.device_ids) or 'another device'}"
+    def _leave_suspect(self, ranks: set[int], loss: ShardFailure) -> str | None:
+        """Give ranks whose devices are faulty, or taken by what stays, others; None: the run has failed."""
+        for rank in ranks:
+            self.record.suspect_devices += self._slots[rank].device_ids
+        moved = ""
+        for rank in sorted(ranks):
+            slot = self._spare_slot()
+            if slot is None:
+                self._fail(f"the device of rank {rank} is faulty and the lease has no other: {loss.sentence}")
+                return None
+            self._slots[rank] = slot
+            moved += f"; rank {rank} moved to {', '.join(slot.device_ids) or 'another device'}"
+        return moved
 
     def _spare_slot(self) -> Slot | None:
         """Return a spare slot whose devices are neither suspect nor used by a rank."""

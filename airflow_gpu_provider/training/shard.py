@@ -30,6 +30,8 @@ STORE_VARIABLE = "AGP_STORE"
 PREFIX_VARIABLE = "AGP_STORE_PREFIX"
 DEVICE_VARIABLE = "AGP_TORCH_DEVICE"
 PARENT_VARIABLE = "AGP_PARENT_PID"
+#: before the uid, in what a shard's process is called
+SHARD_NAME = "shard-"
 
 #: a result goes through run.json and XCom
 _MAX_RESULT_BYTES = 32 * 1024
@@ -40,7 +42,7 @@ _NAMED = 10
 def main(plan_file: Path, uid: str) -> int:
     """Run the shard and return its exit code."""
     end_with_parent(int(os.environ[PARENT_VARIABLE]))
-    name_process(f"shard-{uid}")
+    name_process(f"{SHARD_NAME}{uid}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     plan = RunPlan.model_validate_json(plan_file.read_text())
     sys.path += [entry for entry in plan.python_path if entry not in sys.path]

@@ -2,8 +2,9 @@
 
 Hosts the store, starts the shards, notices those that end or fall silent, gives their ranks to spares and
 writes run.json. It never computes, so it survives what kills a shard. Invariant: a generation is published
-only after the processes it replaces are gone. Asked to stop (SIGTERM; SIGHUP: whoever started the run is
-gone) it lets the shards save first. Its own shards end with it: its successor starts from the checkpoint.
+only after the processes it replaces are gone (`fence`). Asked to stop (SIGTERM; SIGHUP: whoever started the
+run is gone) it lets the shards save first. Its own shards end with it: its successor starts from the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from airflow_gpu_provider.training.children import Children
 from airflow_gpu_provider.training.chronicle import Chronicle
 from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
+from airflow_gpu_provider.training.fence import Fence
 from airflow_gpu_provider.training.growth import Growth
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.network_watch import NetworkWatch
@@ -50,8 +52,9 @@ class Supervisor:
         self.record = self._chronicle.record
         self._observer = Observer(plan, self._children, self.record)
         self._started = self.record.processes_started
+        self._fence = Fence(self._children, self._liveness, self.record)
         self._growth = Growth(
-            plan, self.record, self._store, self._children, self._liveness, self._start_process
+            plan, self.record, self._store, self._children, self._liveness, self._fence, self._start_process
         )
         uids = tuple(f"u{self._started + n}" for n in range(len(self._children.slots)))
         members, spares = uids[: plan.shard_count], uids[plan.shard_count :]
@@ -76,7 +79,7 @@ class Supervisor:
                 self._tick(time.monotonic())
                 wakeup.sleep(self._look_at - time.monotonic())
         finally:
-            self._children.fence_all()
+            self._fence.shut_out_all()
             self._write(force=True)
         log.info("The run ended: %s %s", self.record.state.value, self.record.error or "")
         return 0 if self.record.state is RunState.SUCCEEDED else 1
@@ -141,13 +144,9 @@ class Supervisor:
         lost = self._watch.lost(self._membership, now)
         if not lost and self._membership.is_complete:
             return
+        lost = self._fence.shut_out_lost(lost)
         for failure in lost:
-            log.warning("Lost: %s", failure.sentence)
-            self._children.fence(failure.uid)
-            self._liveness.forget(failure.uid)
             self._growth.note_loss(failure)
-            if failure.cause is FailureCause.GPU_FAULT:
-                self.record.suspect_devices += self._children.slot(failure.uid).device_ids
         self.record.failures += lost
         ending = next((failure for failure in lost if self._must_end(failure)), None)
         if ending is not None:

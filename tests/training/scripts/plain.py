@@ -30,6 +30,9 @@ if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":
         time.sleep(3600)
+if how == "wait_then_end" and first:
+    print("waits", flush=True)
+    time.sleep(3600)
 if how == "wait":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print("waits", flush=True)
