@@ -109,7 +109,7 @@ class CheckpointStorage:
         local = CheckpointFiles(plan.checkpoint_dir).data_file(step)
         record = local.with_suffix(RECORD_SUFFIX)
         self._await_mirror(plan, record.name)
-        if record.name not in self._remote.records():
+        if not self._remote.holds(record):
             self._log.info("Copying the final checkpoint to %s", self.url)
             self._remote.upload(record)
             self._remote.keep_newest(plan.keep_checkpoints, written=record.name)

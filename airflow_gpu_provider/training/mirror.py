@@ -28,6 +28,7 @@ from airflow_gpu_provider.training.checkpoint_files import (
 )
 from airflow_gpu_provider.training.parenthood import name_process
 from airflow_gpu_provider.training.plan import RunPlan
+from airflow_gpu_provider.training.process_identity import started_at
 from airflow_gpu_provider.training.run_file import MirrorRecord, read_record, write_json
 
 if TYPE_CHECKING:
@@ -57,6 +58,17 @@ class RemoteFolder:
         if found != size:
             raise OSError(f"{self._path(data.name)} has {found} bytes after an upload of {size}")
         self._filesystem.pipe_file(self._path(record_file.name), record_file.read_bytes())
+
+    def holds(self, record_file: Path) -> bool:
+        """Say whether a local checkpoint lies there too, as far as its record and its size tell."""
+        try:
+            there = StoredRecord.model_validate_json(self._filesystem.cat_file(self._path(record_file.name)))
+            here = StoredRecord.model_validate_json(record_file.read_text())
+            data = record_file.with_suffix(DATA_SUFFIX)
+            size = self._filesystem.info(self._path(data.name))["size"]
+        except (FileNotFoundError, ValidationError):
+            return False
+        return bool(there.sha256 == here.sha256 and size == data.stat().st_size)
 
     def download_newest(self, folder: Path, *, after: int, tell: Callable[[str], None]) -> int | None:
         """Copy the newest whole checkpoint of a step later than ``after``; return its step."""
@@ -128,7 +140,7 @@ class Mirror:
         self._keep = plan.keep_checkpoints
         self._status_file = plan.paths.mirror
         self._remote = remote
-        self._step = max((step_of(name) for name in remote.records()), default=-1)
+        self._step: int | None = None  #: the newest that lies there whole; None = not looked yet
         self._pause_s, self._next_at = _FIRST_PAUSE_S, 0.0
 
     def run(self, is_over: Callable[[], bool]) -> None:
@@ -142,9 +154,11 @@ class Mirror:
     def copy_newest(self) -> None:
         """Copy the newest checkpoint unless it was; a failure is told, never raised."""
         newest = next(iter(self._files.record_files()), None)
-        if newest is None or step_of(newest.name) <= self._step:
+        if newest is None or (self._step is not None and step_of(newest.name) <= self._step):
             return
         try:
+            if self._is_there_already(newest):
+                return
             self._remote.upload(newest)
             self._remote.keep_newest(self._keep, written=newest.name)
         except Exception as error:  # whatever a storage's client raises: training must not end by it
@@ -159,8 +173,15 @@ class Mirror:
         self._step, self._pause_s = step_of(newest.name), _FIRST_PAUSE_S
         self._tell(None)
 
+    def _is_there_already(self, newest: Path) -> bool:
+        """Look once what an earlier run has left there: what is damaged there does not count, however new."""
+        if self._step is None:
+            there = (step_of(each.name) for each in self._files.record_files() if self._remote.holds(each))
+            self._step = next(there, -1)
+        return step_of(newest.name) <= self._step
+
     def _tell(self, error: str | None) -> None:
-        step = self._step if self._step >= 0 else None
+        step = None if self._step is None or self._step < 0 else self._step
         status = MirrorRecord(place=self._remote.root, step=step, error=error, at=datetime.now(timezone.utc))
         write_json(self._status_file, status.model_dump_json())
 
@@ -175,6 +196,7 @@ class RunWatch:
 
     def __init__(self, plan: RunPlan) -> None:
         self._run_file = plan.paths.run
+        self._supervisor: tuple[int, str | None] = (0, None)  #: its number, and when that one was started
         self._alive_at = time.monotonic()
 
     def is_over(self) -> bool:
@@ -182,16 +204,16 @@ class RunWatch:
         record = read_record(self._run_file)
         if record is not None and record.state.is_terminal:
             return True
-        if record is not None and _is_alive(record.pid):
+        if record is not None and self._lives(record.pid):
             self._alive_at = time.monotonic()
         return time.monotonic() - self._alive_at > (_STARTING_S if record is None else _REPLACING_S)
 
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    def _lives(self, pid: int) -> bool:
+        """Say whether the supervisor that has written this number lives, and not another process by now."""
+        if pid != self._supervisor[0]:
+            self._supervisor = (pid, started_at(pid))
+        started = self._supervisor[1]
+        return started is not None and started_at(pid) == started
 
 
 def main(handed: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from airflow_gpu_provider.operators.checkpoint_storage import CheckpointStorage,
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 from airflow_gpu_provider.training.checkpoint import CheckpointFolder
 from airflow_gpu_provider.training.checkpoint_files import CheckpointFiles
-from airflow_gpu_provider.training.mirror import Mirror, RemoteFolder
-from airflow_gpu_provider.training.run_file import RunState, read_mirror, read_record
+from airflow_gpu_provider.training.mirror import Mirror, RemoteFolder, RunWatch
+from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_mirror, read_record, write_record
 from tests.training.running import make_plan
 from tests.training.test_checkpoints import FACTS
 from tests.training.test_training_state import new_state
@@ -104,6 +105,42 @@ def test_a_storage_that_breaks_is_told_and_tried_again(remote: Any, tmp_path: Pa
     mirror.copy_newest()
     said = read_mirror(plan.paths.mirror)
     assert said is not None and (said.step, said.error) == (20, None)
+
+
+def test_what_is_damaged_there_keeps_no_mirror_from_copying_however_new_it_is(
+    remote: Any, tmp_path: Path
+) -> None:
+    place, store = remote
+    plan = make_plan(tmp_path)
+    plan.paths.create()
+    for record in reversed(local(plan.checkpoint_dir, 1, 2).record_files()):
+        place.upload(record)
+    data = f"{place.root}/step-000000000002.pt"
+    whole = store.cat_file(data)
+    Mirror(plan, place).copy_newest()
+    assert read_mirror(plan.paths.mirror) is None, "nothing to copy"
+    store.pipe_file(data, whole[:-9])
+    store.pipe_file(f"{place.root}/step-000000000009.json", b"{")
+    Mirror(plan, place).copy_newest()
+    assert store.cat_file(data) == whole and place.records()[0] == "step-000000000002.json"
+
+
+def test_another_process_with_the_supervisors_number_is_not_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tmp_path)
+    plan.paths.create()
+    now = datetime.now(timezone.utc)
+    record = RunRecord(run_id="r", pid=os.getpid(), started_at=now, updated_at=now)
+    write_record(plan.paths.run, record)
+    watch = RunWatch(plan)
+    monkeypatch.setattr("airflow_gpu_provider.training.mirror._REPLACING_S", 0.2)
+    assert not watch.is_over()
+    time.sleep(0.3)
+    assert not watch.is_over(), "it lives"
+    monkeypatch.setattr("airflow_gpu_provider.training.mirror.started_at", lambda pid: "later")
+    time.sleep(0.3)
+    assert watch.is_over()
 
 
 def test_copying_goes_on_when_the_worker_is_killed_and_nobody_can_read_the_credentials(
