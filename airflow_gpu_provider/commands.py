@@ -163,13 +163,13 @@ def broker(args: argparse.Namespace) -> None:
     """Serve the broker until stopped."""
     import uvicorn
 
+    from airflow_gpu_provider.server.airflow_tasks import AirflowTasks
     from airflow_gpu_provider.server.app import create_app, standalone
     from airflow_gpu_provider.server.broker import Broker
-    from airflow_gpu_provider.server.reconciler import airflow_task_states
 
     settings = Settings.load()
     settings.signing_key()  # fail here, not at the first request
-    app = create_app(lambda: Broker(settings, task_states=airflow_task_states), people=False)
+    app = create_app(lambda: Broker(settings, task_states=AirflowTasks()), people=False)
     # Long-polls are asked again: they must not keep a stopping replica from stopping.
     # A line for each of a thousand calls a second tells nobody anything.
     uvicorn.run(

@@ -158,3 +158,12 @@ class Status(BaseModel):
     free: float  #: free devices, and the free parts of shared ones
     pending: int
     leases: int
+    trouble: str | None = None  #: what this replica cannot do, since when and why
+
+    def __str__(self) -> str:
+        """Return all of it in a sentence or two."""
+        trouble = f". {self.trouble}" if self.trouble else ""
+        return (
+            f"GPU broker {self.version}: {self.nodes} nodes, {self.devices} devices, {self.free:g} free; "
+            f"{self.leases} leases, {self.pending} claims waiting; leader {self.leader or 'none'}{trouble}"
+        )

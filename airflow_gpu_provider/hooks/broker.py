@@ -199,13 +199,9 @@ class GpuBrokerHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Answer the connection form's Test button."""
         try:
-            status = self.status()
+            return True, str(self.status())
         except GpuProviderError as error:
             return False, error.message
-        return True, (
-            f"GPU broker {status.version}: {status.nodes} nodes, {status.devices} devices, {status.free:g} "
-            f"free; {status.leases} leases, {status.pending} claims waiting; leader {status.leader or 'none'}"
-        )
 
     # -- for triggers
     async def wait_any(self, body: WaitBody) -> WaitAnswer:

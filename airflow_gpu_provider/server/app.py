@@ -91,6 +91,6 @@ async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
 def airflow_app() -> FastAPI:
     """Return the app for Airflow's API server."""
     from airflow_gpu_provider.config import Settings
-    from airflow_gpu_provider.server.reconciler import airflow_task_states
+    from airflow_gpu_provider.server.airflow_tasks import AirflowTasks
 
-    return create_app(lambda: Broker(Settings.load(), task_states=airflow_task_states), people=True)
+    return create_app(lambda: Broker(Settings.load(), task_states=AirflowTasks()), people=True)

@@ -1,9 +1,10 @@
 """What a replica does once a second beside the leader's turns: no grant waits for it, however slow it is.
 
 Every replica stores what agents reported to it and reads what the others know: nodes, drains, reservations,
-finished runs. The one that leads also compares its claims with Airflow's task states, stores what is kept
-for reservations, and forgets old history. Only databases are asked here; the engine and the board belong to
-the leader's thread, which sees the new versions in its next turn (`leader`).
+finished runs. The one that leads also stores what is kept for reservations and forgets old history. Only
+the broker's database is asked here; the engine and the board belong to the leader's thread, which sees the
+new versions in its next turn (`leader`). Airflow's database has a thread of its own, `reconciler`; this one
+says when that hangs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_gpu_provider.server.board import task_of
-from airflow_gpu_provider.server.reconciler import TaskStates, is_to_end, why_over
-from airflow_gpu_provider.server.requests import Cancel
+from airflow_gpu_provider.server.reconciler import Reconciler, TaskStates
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.server.broker import Broker
@@ -37,7 +36,8 @@ class Upkeep(threading.Thread):
     def __init__(self, broker: Broker, task_states: TaskStates | None) -> None:
         super().__init__(name="gpu-broker-upkeep", daemon=True)
         self._broker = broker
-        self._task_states = task_states
+        ttl_s = broker.settings.lease_ttl_s
+        self.reconciler = Reconciler(broker.desk, task_states, ttl_s=ttl_s, clock=broker.clock)
         self._stopping = threading.Event()
         self._nodes_seen_at: datetime | None = None
         self._next_clean_up = 0.0
@@ -45,13 +45,16 @@ class Upkeep(threading.Thread):
     def stop(self) -> None:
         """End the loop."""
         self._stopping.set()
+        self.reconciler.stop()
         if self.is_alive():
             self.join(_STOPS_S)
 
     def run(self) -> None:
         """Loop until `stop`. What fails is tried again a second later."""
+        self.reconciler.start()
         while not self._stopping.wait(_EVERY_S):
             try:
+                self.reconciler.tell(self._broker.clock())
                 self._share_what_is_known()
                 if self._broker.desk.is_open:
                     self._keep_order()
@@ -81,7 +84,6 @@ class Upkeep(threading.Thread):
         broker = self._broker
         if broker.desk.engine is not None:
             broker.reservations.note(broker.desk.engine.keeping.kept)
-        self.reconcile()
         if time.monotonic() < self._next_clean_up:
             return
         self._next_clean_up = time.monotonic() + _CLEAN_UP_S
@@ -91,23 +93,3 @@ class Upkeep(threading.Thread):
         forgotten_at = now - timedelta(days=settings.history_days)
         for store in (broker.store, broker.runs, broker.reservations):
             store.forget_before(forgotten_at)
-
-    def reconcile(self) -> None:
-        """Ask the desk to end what Airflow says is over."""
-        desk = self._broker.desk
-        entries = [entry for entry in list(desk.board.entries.values()) if entry.body.ti_id]
-        if self._task_states is None or not entries:
-            return
-        try:
-            states = self._task_states({task_of(entry.body.key) for entry in entries})
-        except Exception:
-            # Airflow's database, not ours: leases still end by release and TTL.
-            log.exception("Airflow's task states could not be read")
-            return
-        for entry in entries:
-            state, outlives = states.get(task_of(entry.body.key)), entry.body.outlives_worker
-            reason = why_over(entry.body.key, state, outlives_worker=outlives)
-            now, ttl_s = self._broker.clock(), self._broker.settings.lease_ttl_s
-            if is_to_end(entry, reason, now, ttl_s) and reason:
-                log.info("Ending claim %s of %s: %s", entry.claim_id, entry.body.key.task_id, reason)
-                desk.ask(Cancel(entry.claim_id, reason))

@@ -284,4 +284,5 @@ def status(broker: Broker) -> Status:
         free=round(sum(device.free for device in devices), 3),
         pending=sum(entry.state is ClaimState.PENDING for entry in entries),
         leases=sum(entry.held is not None for entry in entries),
+        trouble=broker.upkeep.reconciler.trouble(broker.clock()),
     )

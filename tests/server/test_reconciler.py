@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from airflow_gpu_provider.broker.drain import Drain, DrainScope
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.reports import ReportBody
+from airflow_gpu_provider.server import views
 from airflow_gpu_provider.server.auth import lease_secret
 from airflow_gpu_provider.server.board import TaskId
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.reconciler import TaskState, why_over
+from airflow_gpu_provider.store.drains import DrainStore
 from airflow_gpu_provider.wire import TASK_OVER, ClaimBody, ClaimState, RenewBody, RequestBody, TaskKey
 
 from .conftest import report
@@ -82,6 +86,59 @@ def test_leases_and_claims_of_ended_tasks_end_and_others_stay(settings: Settings
         broker.stop()
 
 
+def test_an_airflow_database_that_hangs_stops_nothing_else_and_is_told(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, answers = [], threading.Event()
+
+    def hangs(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
+        asked.append(time.monotonic())
+        answers.wait()
+        return {task: TaskState("running", 1) for task in tasks}
+
+    ahead = timedelta()
+    broker = Broker(settings, task_states=hangs, clock=lambda: datetime.now(timezone.utc) + ahead)
+    broker.start()
+    broker.report(ReportBody(nodes=(report(gpus=1),)))
+    body = ClaimBody(key=KEY.model_copy(update={"try_number": 1}), request=RequestBody(gpus=1), ti_id="ti")
+    try:
+        asyncio.run(broker.submit(body, is_attended=True))
+        until(lambda: asked, "the question")
+        # What another replica was told reaches this one by its upkeep.
+        wish = Drain(DrainScope.NODE, "n1", "rewiring", by="ada", since=broker.clock())
+        DrainStore(broker.engine).put(wish)
+        until(lambda: broker.drains.in_force(), "the drain of another replica")
+        ahead = timedelta(seconds=10)
+        until(lambda: "does not answer" in caplog.text, "a word in the log")
+        assert "not known since" in (views.status(broker).trouble or "")
+        assert "not known since" in str(views.status(broker))
+        assert len(asked) == 1, "never two questions at once"
+        answers.set()
+        until(lambda: views.status(broker).trouble is None, "the end of it")
+        answers.clear()
+        seen = len(asked)
+        until(lambda: len(asked) > seen, "a question that hangs while the broker stops")
+    finally:
+        broker.stop()
+        answers.set()
+    assert not broker.upkeep.is_alive() and not broker.leader.is_alive()
+
+
+def test_an_airflow_database_that_fails_is_told_with_its_words(settings: Settings) -> None:
+    def fails(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
+        raise ConnectionError("no route to the metadata database")
+
+    broker = Broker(settings, task_states=fails)
+    broker.start()
+    broker.report(ReportBody(nodes=(report(gpus=1),)))
+    body = ClaimBody(key=KEY.model_copy(update={"try_number": 1}), request=RequestBody(gpus=1), ti_id="ti")
+    try:
+        asyncio.run(broker.submit(body, is_attended=True))
+        until(lambda: "no route to" in (views.status(broker).trouble or ""), "the words")
+    finally:
+        broker.stop()
+
+
 @pytest.mark.parametrize("state", ["running", "deferred", "queued", "up_for_retry", None])
 @pytest.mark.parametrize("try_number", [2, 3])
 def test_work_that_outlives_its_worker_lives_between_tries_and_in_a_later_one(
@@ -122,20 +179,20 @@ def test_work_without_a_worker_is_told_to_save_before_its_lease_is_ended(setting
         assert lease is not None
         secret = lease_secret(broker.signing_key, lease.lease_id, lease.epoch)
         renewal = RenewBody(secret=secret, epoch=lease.epoch)
-        broker.upkeep.reconcile()
+        broker.upkeep.reconciler.reconcile()
         asyncio.run(broker.renew(lease.lease_id, renewal))
         states[("d", "r", "trains", -1)] = "failed"
-        broker.upkeep.reconcile()
+        broker.upkeep.reconciler.reconcile()
         with pytest.raises(LeaseLost, match="save and stop") as refused:
             asyncio.run(broker.renew(lease.lease_id, renewal))
         assert refused.value.reason == TASK_OVER
         assert len(broker.repository.live_leases()) == 1, "the devices are not another's yet"
         states[("d", "r", "trains", -1)] = "queued"
-        broker.upkeep.reconcile()
+        broker.upkeep.reconciler.reconcile()
         asyncio.run(broker.renew(lease.lease_id, renewal))
         states[("d", "r", "trains", -1)] = "failed"
         (entry,) = broker.desk.board.entries.values()
-        broker.upkeep.reconcile()
+        broker.upkeep.reconciler.reconcile()
         assert entry.over_since is not None
         entry.over_since -= timedelta(seconds=2 * settings.lease_ttl_s)
         until(lambda: not broker.repository.live_leases(), "ended though it did not stop")
