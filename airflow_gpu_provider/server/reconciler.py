@@ -156,7 +156,7 @@ class Reconciler(threading.Thread):
         )
 
     def tell(self, now: datetime) -> None:
-        """Warn of trouble in the log, again each minute while it lasts. For another thread: this one hangs."""
+        """Warn of trouble, again each minute while it lasts. For another thread: this one hangs."""
         trouble = self.trouble(now)
         if trouble is None:
             if self._tell_at is not None:
