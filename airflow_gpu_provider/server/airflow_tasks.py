@@ -64,7 +64,8 @@ def _connect() -> Engine:
     from airflow import settings
     from airflow.configuration import conf
 
-    url, own = settings.SQL_ALCHEMY_CONN, {}
+    url = settings.SQL_ALCHEMY_CONN or conf.get_mandatory_value("database", "sql_alchemy_conn")
+    own: dict[str, Any] = {}
     if conf.has_option("database", "sql_alchemy_connect_args"):
         own = conf.getimport("database", "sql_alchemy_connect_args") or {}
     bounds = _BY_BACKEND.get(make_url(url).get_backend_name(), {})
