@@ -8,15 +8,17 @@ drives them.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.non_finite import are_finite, gradients_of
 from airflow_gpu_provider.training.shard_group import GroupLost, ShardGroup
 from airflow_gpu_provider.training.state import Flats, Snapshot, TrainingState
 
@@ -121,13 +123,15 @@ class StateAveraging:
 class GradientAveraging:
     """Reduce gradients at every step, as distributed data parallel training does."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, *, allow_non_finite: bool = False) -> None:
         if len(state.optimizers) != 1:
             raise InvalidRequest(
                 f"sync_interval=1 reduces the gradients of one optimizer and {len(state.optimizers)} were "
                 "registered; register one, or set sync_interval to 2 or more."
             )
         self._state = state
+        # A scaler looks for itself, and leaves such a step out.
+        self._is_checked = not allow_non_finite and not state.has_scaler
         self._buffers: list[torch.Tensor] = []
         self._sent: Exchange | None = None
         self._is_lost = False
@@ -192,12 +196,16 @@ class GradientAveraging:
         tensors = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         tensors += [buffer for buffer in self._state.buffers() if buffer.is_floating_point()]
         wishes = [wish is Wish.PAUSE, wish is Wish.STOP]
-        words = torch.tensor([p.grad is not None for p in parameters] + wishes, dtype=wide)
-        flat = torch.cat([t.reshape(-1).to(group.device, wide) for t in tensors] + [words.to(group.device)])
+        said = torch.tensor([p.grad is not None for p in parameters] + wishes, dtype=wide)
+        flat = torch.cat([t.reshape(-1).to(group.device, wide) for t in tensors] + [said.to(group.device)])
         started_at = time.monotonic()
         group.reduce(flat, dist.ReduceOp.SUM)
         seconds = time.monotonic() - started_at
-        words = flat[-len(words) :].cpu()
+        gradients = flat[: sum(p.numel() for p in parameters)]
+        # Together, so that a device is waited for once. A sum shows what is not finite at the least cost.
+        *words, total = torch.cat([flat[-len(said) :], gradients.sum().reshape(1)]).tolist()
+        if self._is_checked and not math.isfinite(total) and not are_finite([gradients]):
+            self._blame(tensors[: len(parameters)], group)
         flat /= group.size
         start = 0
         for index, tensor in enumerate(tensors):
@@ -207,3 +215,11 @@ class GradientAveraging:
                 parameters[index].grad = tensor if words[index] else None
         agreed = Wish.STOP if words[-1] else Wish.PAUSE if words[-2] else Wish.GO_ON
         return Exchange(flat.numel() * flat.element_size(), seconds), agreed
+
+    def _blame(self, own: list[torch.Tensor], group: ShardGroup) -> NoReturn:
+        """Find out whose gradients spoil the average: those shards raise NonFiniteLoss, the others wait."""
+        rows = group.gather([int(are_finite(own))])
+        spoilt = [rank for rank, (is_finite,) in enumerate(rows) if not is_finite]
+        if not spoilt or group.rank in spoilt:
+            raise gradients_of(spoilt, self._version or 0)
+        raise GroupLost("the gradients of another shard are not finite")

@@ -17,7 +17,6 @@ it: `step_loop`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -27,15 +26,12 @@ from torch import nn
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.coordination import RunStore
+from airflow_gpu_provider.training.non_finite import check_loss, check_weights
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.pulse import Pulse
 from airflow_gpu_provider.training.state import TrainingState
 from airflow_gpu_provider.training.step_loop import StepLoop
 from airflow_gpu_provider.training.telemetry import Number, Telemetry
-
-
-class NonFiniteLoss(Exception):
-    """A loss was NaN or infinite; nothing of this window is shared or saved."""
 
 
 class TrainContext:
@@ -172,7 +168,8 @@ class TrainContext:
         if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
             self._unchecked.append((step, loss.detach()))  # reading it now would wait for the device
         else:
-            self._raise_if_not_finite(step, loss.item() if isinstance(loss, torch.Tensor) else float(loss))
+            number = loss.item() if isinstance(loss, torch.Tensor) else float(loss)
+            check_loss(number, step=step, shard=self.shard)
 
     def _check_window(self) -> None:
         """Look before a window is shared: afterwards all shards would hold the same damage, and be named."""
@@ -180,13 +177,7 @@ class TrainContext:
         if self._plan.allow_non_finite_loss or self._plan.sync_interval == 1 or self._state is None:
             return
         weights = [p for model in self._state.models for p in model.parameters()]
-        finite = [torch.isfinite(weight.detach()).all() for weight in weights]
-        if not bool(torch.stack([each.to(self.device) for each in finite]).all()):
-            raise NonFiniteLoss(
-                f"the weights of shard {self.shard} are not finite after step {self.step_now}, though no "
-                "loss that it reported was; clip the gradients, and look for roots and logarithms of zero; "
-                "where such weights are expected, say allow_non_finite_loss=True"
-            )
+        check_weights(weights, step=self.step_now, shard=self.shard, on=self.device)
 
     def _check_losses(self) -> None:
         if self._unchecked:
@@ -194,12 +185,4 @@ class TrainContext:
             losses = torch.stack([loss.reshape(()) for _, loss in self._unchecked]).tolist()
             self._unchecked.clear()
             for step, loss in zip(steps, losses, strict=True):
-                self._raise_if_not_finite(step, loss)
-
-    def _raise_if_not_finite(self, step: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(
-                f"the loss of shard {self.shard} is {loss} at step {step}; lower the learning rate or clip "
-                "the gradients, and look for bad samples in that shard's batch; where such steps are "
-                "expected, say allow_non_finite_loss=True"
-            )
+                check_loss(loss, step=step, shard=self.shard)

@@ -60,6 +60,11 @@ class TrainingState:
                 "ctx.register(model, optimizer), otherwise shards would drift apart."
             )
 
+    @property
+    def has_scaler(self) -> bool:
+        """True when a scaler leaves out the steps whose gradients are not finite."""
+        return self._scaler is not None
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step an optimizer, through the scaler where there is one: that leaves a step of infinities out."""
         if self._scaler is None:

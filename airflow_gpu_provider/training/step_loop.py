@@ -61,7 +61,9 @@ class StepLoop:
         self._telemetry = telemetry
         self._state = state
         self._averaging: Averaging = (
-            GradientAveraging(state) if plan.sync_interval == 1 else StateAveraging(state)
+            GradientAveraging(state, allow_non_finite=plan.allow_non_finite_loss)
+            if plan.sync_interval == 1
+            else StateAveraging(state)
         )
         self._group = ShardGroup(uid, store, pulse, plan, meter=telemetry.meter)
         self._schedule = SyncSchedule(plan.sync_interval, plan.network.sync_schedule)

@@ -177,9 +177,17 @@ def test_a_straggler_and_a_stall_are_named_and_the_run_tells_how_it_went(
     json.dumps(lines, allow_nan=False)
 
 
-def test_weights_that_are_not_finite_end_the_run_before_they_are_shared(
-    training: Callable[..., Running],
+@pytest.mark.parametrize(
+    ("sync_interval", "words"),
+    [
+        (10, "weights of shard 1 are not finite after step 19"),
+        (1, "gradients of shard 1 are not finite at step 19"),
+    ],
+)
+def test_numbers_that_are_not_finite_end_the_run_before_they_are_shared(
+    training: Callable[..., Running], sync_interval: int, words: str
 ) -> None:
-    record = training(params={"nan_gradient_at": 19}).end()
+    record = training(sync_interval=sync_interval, params={"nan_gradient_at": 19}).end()
     assert record.state is RunState.FAILED and record.hopeless
-    assert "weights of shard 1 are not finite after step 19" in str(record.error)
+    assert words in str(record.error)
+    assert [(failure.rank, failure.step) for failure in record.failures] == [(1, 19)]
