@@ -2,7 +2,8 @@
 
 The caching allocator then raises OutOfMemoryError in the task that takes too much, instead of in a neighbour
 that does not. It counts PyTorch's own memory; what the CUDA context and libraries take beside it is allowed
-for. Called by `shard`, and by a task's function through its lease; `pulse` reports what is used.
+for. Called by `shard`, by a task's function through its lease, and in scripts by `script_site`; `pulse`
+reports what is used.
 """
 
 from __future__ import annotations
@@ -41,6 +42,13 @@ def limit_torch_memory(environment: Mapping[str, str] = os.environ) -> float | N
         torch.cuda.set_per_process_memory_fraction(fraction, number)
         least = fraction if least is None else min(least, fraction)
     return least
+
+
+def limit_once_used() -> None:
+    """Limit PyTorch by the environment when it first uses a device, which may be never."""
+    import torch
+
+    torch.cuda._lazy_call(limit_torch_memory)  # type: ignore[no-untyped-call]
 
 
 def change_limit(limit_mib: int) -> None:

@@ -25,6 +25,7 @@ from airflow_gpu_provider.training.children import kernel_oom_kills
 from airflow_gpu_provider.training.coordination import LOOPBACK
 from airflow_gpu_provider.training.endings import end_children
 from airflow_gpu_provider.training.failures import Remains
+from airflow_gpu_provider.training.memory_limit import LIMIT_VARIABLE
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.process_state import ProcessState, read_process_state
 from airflow_gpu_provider.training.script import Script, rank_environment
@@ -32,6 +33,8 @@ from airflow_gpu_provider.training.script_errors import error_in
 
 log = logging.getLogger(__name__)
 
+#: its `sitecustomize` keeps PyTorch to a part of a device
+_SITE = Path(__file__).parent / "script_site"
 _STORE_TIMEOUT = timedelta(minutes=5)
 _TAIL_BYTES = 64 * 1024
 
@@ -124,7 +127,8 @@ class ScriptProcesses:
         environment = {**os.environ, **slot.environment}
         # Shards that roll back keep NCCL from ending a process whose peer is lost; a script relies on that.
         environment.pop("TORCH_NCCL_ASYNC_ERROR_HANDLING", None)
-        path = [environment.get("PYTHONPATH", ""), *self._python_path]
+        limit = [str(_SITE)] if LIMIT_VARIABLE in environment else []
+        path = [*limit, environment.get("PYTHONPATH", ""), *self._python_path]
         if joined := os.pathsep.join(entry for entry in path if entry):
             environment["PYTHONPATH"] = joined
         return environment

@@ -1,9 +1,9 @@
 """The process that owns the run of a plain script, forked by the `guard`.
 
 A script knows neither ranks that move nor rollback, so recovery is a restart of all its processes within the
-attempt, on the same lease: they go on from what they saved in AGP_CHECKPOINT_DIR. Restarts are limited only
-while nothing new is saved there. The cause of a loss is classified as for shards; what would come again ends
-the run at once. Invariant: a round begins only when no process of the last one can act.
+attempt, on the same lease: they go on from what they saved in AGP_CHECKPOINT_DIR. Few restarts are allowed
+while nothing new is saved there (`respawns`). The cause of a loss is classified as for shards; what would
+come again ends the run at once. Invariant: a round begins only when no process of the last one can act.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow_gpu_provider.training.chronicle import Chronicle
 from airflow_gpu_provider.training.failures import FailureCause, Remains, ShardFailure, classify
 from airflow_gpu_provider.training.parenthood import adopt_orphans
 from airflow_gpu_provider.training.plan import RunPlan, Slot
-from airflow_gpu_provider.training.respawns import RespawnBudget
+from airflow_gpu_provider.training.respawns import RestartBudget
 from airflow_gpu_provider.training.run_file import RunRecord, RunState, ScriptRecord
 from airflow_gpu_provider.training.script import CHECKPOINT_VARIABLE, Script
 from airflow_gpu_provider.training.script_errors import first_cause, is_collateral
@@ -42,14 +42,14 @@ class ScriptSupervisor:
         self.record.script = self._outcome
         self._slots = list(plan.member_slots)
         self._processes = ScriptProcesses(plan, script)
-        self._budget = RespawnBudget(plan.max_respawns)
+        self._budget = RestartBudget(plan.max_respawns)
         self._stop = StopRequest()
         for rank, slot in enumerate(self._slots):  # a supervisor before this one may have found some
             if set(slot.device_ids) & set(self.record.suspect_devices):
                 self._slots[rank] = self._spare_slot() or slot
         now = time.monotonic()
         self._silence = Silence(now)
-        self._looked_at = now
+        self._looked_at = self._round_began_at = now
         self._saved_at_ns = 0
         self._failed_at: float | None = None
         self._stopped_since: dict[int, float] = {}
@@ -78,7 +78,8 @@ class ScriptSupervisor:
         self.record.processes_started += len(uids)
         self.record.members = {uid: rank for rank, uid in enumerate(uids)}
         self._failed_at, self._stopped_since = None, {}
-        self._silence = Silence(time.monotonic())
+        self._round_began_at = time.monotonic()
+        self._silence = Silence(self._round_began_at)
         self._processes.start(self._slots, uids, restarts=self._outcome.restarts)
         self.record.state = RunState.RUNNING
         self._chronicle.write(force=True)
@@ -116,7 +117,7 @@ class ScriptSupervisor:
             output_bytes=self._processes.output_bytes(),
             saved_at_ns=self._saved_at_ns,
         )
-        self.record.respawns_left = self._budget.left(self._saved_at_ns)
+        self.record.respawns_left = self._budget.left(self._saved_at_ns, lasted_s=now - self._round_began_at)
 
     def _loss(self, codes: dict[int, int], now: float) -> ShardFailure | None:
         """Return the failure that ends this round, None while there is none or its cause is still to come."""
@@ -169,17 +170,14 @@ class ScriptSupervisor:
         if loss.cause.ends_run or (loss.cause is FailureCause.OUT_OF_MEMORY and earlier):
             self._fail(loss.sentence, hopeless=loss.cause.is_hopeless)
             return
-        if self._budget.left(self._saved_at_ns) <= 0:
-            self._fail(
-                f"the script was started {self._plan.max_respawns + 1} times without saving anything new in "
-                f"{CHECKPOINT_VARIABLE} ({self._plan.checkpoint_dir}); the last loss: {loss.sentence}. Let "
-                "it save there and load the newest file at its start, so that a restart goes on."
-            )
+        lasted_s = time.monotonic() - self._round_began_at
+        if self._budget.left(self._saved_at_ns, lasted_s=lasted_s) <= 0:
+            self._fail(self._why_no_restart(loss))
             return
         faulty = {loss.rank} if loss.cause is FailureCause.GPU_FAULT and loss.rank is not None else set()
         moved = self._leave_suspect(faulty | staying.keys(), loss)
         if moved is not None:
-            self._budget.spend(self._saved_at_ns)
+            self._budget.spend(self._saved_at_ns, lasted_s=lasted_s)
             self._outcome.restarts += 1
             self.record.generation += 1
             sentence = (
@@ -188,6 +186,19 @@ class ScriptSupervisor:
             log.info("%s", sentence)
             self.record.takeovers.append(sentence)
             self._start_round()
+
+    def _why_no_restart(self, loss: ShardFailure) -> str:
+        if self._budget.is_saving(self._saved_at_ns):
+            return (
+                f"the script was restarted {self._budget.most} times in a row although none of these rounds "
+                f"lasted {self._budget.STEADY_S / 60:g} minutes; it saved something each time: see if it "
+                f"gets on by that; the last loss: {loss.sentence}. A retry goes on from what it saved."
+            )
+        return (
+            f"the script was started {self._plan.max_respawns + 1} times without saving anything new in "
+            f"{CHECKPOINT_VARIABLE} ({self._plan.checkpoint_dir}); the last loss: {loss.sentence}. Let "
+            "it save there and load the newest file at its start, so that a restart goes on."
+        )
 
     def _leave_suspect(self, ranks: set[int], loss: ShardFailure) -> str | None:
         """Give ranks whose devices are faulty, or taken by what stays, others; None: the run has failed."""

@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.failures import FailureCause
 from airflow_gpu_provider.training.plan import RunPlan, Slot
+from airflow_gpu_provider.training.respawns import RestartBudget
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.script import check_script_file, rank_environment, read_script
 from airflow_gpu_provider.training.script_errors import error_in
@@ -134,7 +135,28 @@ def test_a_script_that_is_asked_to_stop_may_save_first(scripted: Callable[..., R
     assert record.state is RunState.STOPPED and record.failures == []
 
 
+def test_a_script_on_a_shared_device_keeps_to_its_part(scripted: Callable[..., Running]) -> None:
+    shared = Slot(environment={"GPU_MEMORY_LIMIT_MIB": "8704"})
+    running = scripted("limited.py", member_slots=(shared, Slot()))
+    assert running.end().state is RunState.SUCCEEDED, running.logs()
+    said = running.plan.paths.log("u0").read_text()
+    assert said.splitlines() == ["imported: []", "used: [(0.25, 0)]", "in a child: [(0.25, 0)]"]
+    assert "used: []" in running.plan.paths.log("u1").read_text()
+
+
 # -- without processes
+
+
+def test_a_script_that_saves_and_fails_each_time_comes_to_an_end() -> None:
+    budget = RestartBudget(2)
+    for saved_at in range(20):
+        assert budget.left(saved_at, lasted_s=60) > 0 and budget.is_saving(saved_at)
+        budget.spend(saved_at, lasted_s=60)
+    assert budget.left(20, lasted_s=60) == 0 and budget.is_saving(20)
+    assert budget.left(20, lasted_s=600) == 2, "it did train for a while"
+    budget.spend(20, lasted_s=600)
+    budget.spend(20, lasted_s=600)
+    assert budget.left(20, lasted_s=600) == 0 and not budget.is_saving(20)
 
 
 @pytest.mark.parametrize(
