@@ -118,7 +118,11 @@ class Growth:
         if self._handover is not None:
             return self._move(self._handover, membership, now)
         if self._talk.asked is None:
-            self._look(membership, now)
+            if (begun := self._talk.open_move) is not None:
+                self._talk.open_move = None
+                self._closing(Verb.DECLINE, begun, now)
+            else:
+                self._look(membership, now)
             return membership
         asked, answer = self._talk.asked, self._talk.hear(now)
         if answer is None:
@@ -195,10 +199,12 @@ class Growth:
         if handover.stage in (Stage.DONE, Stage.FAILED):
             self._handover = None
             verb = Verb.COMMIT if handover.stage is Stage.DONE else Verb.DECLINE
-            size = (self._granted.memory_mib or 0,)
-            closing = Question(verb=verb, memory_mib=size, moves=self._granted.moves)
-            self._talk.ask(closing, now, slots=self._children.slots)
+            self._closing(verb, self._granted, now)
         return membership
+
+    def _closing(self, verb: Verb, granted: Answer, now: float) -> None:
+        closing = Question(verb=verb, memory_mib=(granted.memory_mib or 0,), moves=granted.moves)
+        self._talk.ask(closing, now, slots=self._children.slots)
 
     def _clear_old_places(self, answer: Answer, membership: Membership) -> Membership:
         """End the spares in places that are given up, and start nothing there any more."""
@@ -211,17 +217,27 @@ class Growth:
 
     def _close(self, asked: Question, answer: Answer, membership: Membership) -> Membership:
         self._granted = None
+        if asked.verb is Verb.DECLINE:
+            self._note_off(asked, "the processes in the new places were lost before they had taken over")
         if asked.verb is Verb.DECLINE or answer.outcome is Outcome.DONE:
             self._talk.remember(self._children.slots)
             return self._refill_spares(membership)
         # The move took longer than the new places were held for it: they may be another's by now.
         log.warning("The new devices are lost again: %s", answer.sentence)
         self.refusal = answer.sentence
+        self._note_off(asked, answer.sentence)
         new = {new for _, new in asked.moves}
         self._children.set_slots(self._slots_before)
         self._talk.remember(self._children.slots)
         stranded = (u for u in membership.alive if new.intersection(self._children.slot(u).device_ids))
         return self._end(stranded, membership)
+
+    def _note_off(self, asked: Question, why: str) -> None:
+        """Take back what was told when the move began."""
+        moves = [f"from {old} to {new}" for old, new in asked.moves]
+        told = self._record.growths
+        self._record.growths = [each for each in told if not all(move in each for move in moves)]
+        self._record.note(f"The move {', '.join(moves)} is off: {why}")
 
     def _end(self, uids: Iterable[str], membership: Membership) -> Membership:
         ended = frozenset(uids)

@@ -106,12 +106,16 @@ class GrowthFiles:
 
     def last_number(self) -> int:
         """Return the number of the question that was put last, 0 while there is none."""
-        asked = _read(self._question, Question)
+        asked = self.last()
         return 0 if asked is None else asked.number
+
+    def last(self) -> Question | None:
+        """Return the question that was put last."""
+        return _read(self._question, Question)
 
     def question(self) -> Question | None:
         """Return the question that has no answer yet."""
-        asked = _read(self._question, Question)
+        asked = self.last()
         return None if asked is None or self.answer_to(asked.number) is not None else asked
 
     def answer(self, answer: Answer) -> None:

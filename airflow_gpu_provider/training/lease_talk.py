@@ -2,7 +2,8 @@
 
 A wish that nobody answers is refused after a while; a move that was begun has to be closed, however long the
 answer takes. A question that closes a move is remembered with the new placement before it is put, so that a
-supervisor's successor neither starts in an old place nor leaves the move open. Used by `growth`.
+supervisor's successor neither starts in an old place nor leaves the move open: one that was not closed yet it
+declines, since what ran in the new places ended with its supervisor. Used by `growth`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class LeaseTalk:
         self._files = GrowthFiles(plan.run_dir)
         self._number = self._files.last_number()
         self._shards = plan.shard_count
-        self._deadline = 0.0
+        self._deadline: float | None = None  #: None = from the next look on
         self.asked: Question | None = None  #: what is not answered yet
         self.placed: tuple[Slot, ...] | None = None  #: where an earlier supervisor has left the processes
+        self.open_move: Answer | None = None  #: what an earlier supervisor had begun
         self._take_up()
 
     def ask(self, wish: Question, now: float, *, slots: tuple[Slot, ...] | None = None) -> None:
@@ -51,6 +53,7 @@ class LeaseTalk:
         assert self.asked is not None
         answer = self._files.answer_to(self.asked.number)
         if answer is None:
+            self._deadline = self._deadline or now + _ANSWER_WITHIN_S
             if self.asked.verb is not Verb.RESIZE or now < self._deadline:
                 return None
             sentence = f"nobody who holds the lease answered within {_ANSWER_WITHIN_S:g} s"
@@ -65,11 +68,16 @@ class LeaseTalk:
         self._files.place(Placement(members=members, spares=spares, closing=closing))
 
     def _take_up(self) -> None:
-        placement = self._files.placement()
-        if placement is None:
-            return
-        self.placed = (*placement.members, *placement.spares)
-        if placement.closing is not None:
-            self.asked, self._number = placement.closing, placement.closing.number
+        """Go on with what an earlier supervisor has left open."""
+        placement, last = self._files.placement(), self._files.last()
+        closing = None
+        if placement is not None:
+            self.placed, closing = (*placement.members, *placement.spares), placement.closing
+        if closing is not None and (last is None or last.number <= closing.number):
+            self.asked, self._number = closing, closing.number
             if self._files.answer_to(self._number) is None:
-                self._files.ask(placement.closing)
+                self._files.ask(closing)
+        elif last is not None and last.verb is Verb.RESIZE:
+            answer = self._files.answer_to(last.number)
+            self.asked = last if answer is None else None
+            self.open_move = answer if answer is not None and answer.outcome is Outcome.MOVING else None

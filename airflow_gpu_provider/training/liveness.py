@@ -120,6 +120,11 @@ class Liveness:
             limit = self._plan.startup_timeout_s
         return silence if silence > limit else None
 
+    def unheard_for(self, uid: str, now: float) -> float:
+        """Return the seconds since a process was heard of, however short; 0 for one that is not watched."""
+        watched = self._watched.get(uid)
+        return 0.0 if watched is None else now - watched.heard_at
+
     def stalled_for(self, uid: str, now: float) -> float | None:
         """Return for how long a process has computed at one step when that is too long, else None."""
         watched = self._watched[uid]

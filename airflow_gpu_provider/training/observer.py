@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _LINE_EVERY_S = 1.0
 #: times the usual step, and seconds at least, from which a step is called stalled
 _STALL_FACTOR, _STALL_LEAST_S = 20.0, 10.0
+#: far longer than between two heartbeats
+_SILENCE_S = 3.0
 _SAMPLES_KEPT = 512
 _MIB = 2**20
 
@@ -167,10 +169,13 @@ class Observer:
         waited = [liveness.waiting_for(uid, now) for uid in membership.members]
         least = min((each for each in waited if each is not None), default=0.0)
         if None not in waited and least > max(patience_s, self._patience_for_sync_s(usual_s)):
+            silent_s, uid = max((liveness.unheard_for(uid, now), uid) for uid in membership.members)
+            is_silent = silent_s > _SILENCE_S
             return Stall(
-                rank=None,
-                uid=None,
-                device_ids=(),
+                rank=membership.members[uid] if is_silent else None,
+                uid=uid if is_silent else None,
+                device_ids=self._children.slot(uid).device_ids if is_silent else (),
+                silent_s=round(silent_s) if is_silent else None,
                 step=self._record.step,
                 for_s=round(least),
                 usual_ms=usual_ms,

@@ -71,6 +71,7 @@ class Stall(BaseModel):
     device_ids: tuple[str, ...]
     step: int
     for_s: float
+    silent_s: float | None = None  #: since the shard that is named in a synchronisation was heard of last
     usual_ms: float | None
     limit_s: float  #: after which it is given up
 
@@ -79,10 +80,14 @@ class Stall(BaseModel):
         """Say it in a line."""
         usual = "" if self.usual_ms is None else f"; a step usually takes {self.usual_ms:.0f} ms"
         end = f"It is given up after {self.limit_s:.0f} s."
-        if self.rank is None:
+        if self.rank is None or self.silent_s is not None:
+            look = "Look at the network between the devices."
+            if self.silent_s is not None:
+                who = f"shard {self.rank} ({self.uid}) on {on(self.device_ids)}"
+                look = f"Nothing is heard of {who} since {self.silent_s:.0f} s."
             return (
                 f"Stalled: all shards wait in the synchronisation after step {self.step} since "
-                f"{self.for_s:.0f} s{usual}. Look at the network between the devices. {end}"
+                f"{self.for_s:.0f} s{usual}. {look} {end}"
             )
         return (
             f"Stalled: shard {self.rank} ({self.uid}) on {on(self.device_ids)} computes at step {self.step} "

@@ -179,7 +179,7 @@ class Supervisor:
             self._retries.explained()
             self._publish()
         elif not promised.keys() >= set(self._membership.vacant):
-            last = self.record.failures[-1].sentence
+            last = self.record.failures[-1].sentence if self.record.failures else "with the places of a move"
             why = f"all {self._plan.max_respawns} respawns are used without progress in between"
             if self.record.respawns_left:
                 why = "all other devices are suspect"
