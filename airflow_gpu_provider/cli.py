@@ -16,6 +16,7 @@ from airflow.cli.cli_config import (
 
 _COMMANDS = "airflow_gpu_provider.commands"
 _RESERVING = "airflow_gpu_provider.reservation_commands"
+_CLUSTERS = "airflow_gpu_provider.cluster_commands"
 
 _CONN_ID = Arg(("--conn-id",), help="Connection of type gpu (default: gpu_default)", default="gpu_default")
 _ROLE = Arg(("--role",), help="task (tasks and triggers), agent or admin", required=True)
@@ -60,6 +61,28 @@ _RUNTIME = Arg(
     ("--runtime",), help="How long those run that promise no max_runtime (default: 1h)", default="1h"
 )
 _PLOT = Arg(("--plot",), help="Save a plot as .png, .svg or .html; needs matplotlib", default=None)
+_CLUSTER_CONNS = Arg(
+    ("--kubernetes-conn-id",),
+    help="Connections of type kubernetes, by whose names the broker knows the clusters",
+    nargs="+",
+    required=True,
+)
+_URL = Arg(
+    ("--url",), help="The broker, e.g. http://localhost:8080 (what comes before /gpu/v1/...)", default=None
+)
+_TOKEN_FILE = Arg(
+    ("--token-file",), help="File with the agent's token; else the variable GPU_AGENT_TOKEN", default=None
+)
+_NAMESPACES = Arg(
+    ("--namespace",), help="Count pods of these namespaces only (default: all)", nargs="+", default=[]
+)
+_DCGM = Arg(
+    ("--dcgm",),
+    help="exporters, none, or the address of a Prometheus (default: exporters)",
+    default="exporters",
+)
+_ONCE = Arg(("--once",), help="Report once and exit", action="store_true")
+_PRINT = Arg(("--print",), help="Also print each report as JSON", action="store_true")
 _HOST = Arg(("--host",), help="Address to listen on (default: 127.0.0.1)", default="127.0.0.1")
 _PORT = Arg(("--port",), help="Port to listen on (default: 8793)", type=int, default=8793)
 
@@ -135,6 +158,18 @@ def get_cli_commands() -> list[GroupCommand]:
                     ARG_OUTPUT,
                 ),
                 _command("token", "Mint a broker token", _ROLE, _SUBJECT, _TTL, _NODE),
+                _command(
+                    "cluster-agent",
+                    "Tell the broker which GPUs Kubernetes clusters have and which are free",
+                    _CLUSTER_CONNS,
+                    _URL,
+                    _TOKEN_FILE,
+                    _NAMESPACES,
+                    _DCGM,
+                    _ONCE,
+                    _PRINT,
+                    module=_CLUSTERS,
+                ),
                 _command("broker", "Serve the broker alone, without Airflow's API server", _HOST, _PORT),
             ),
         )
@@ -143,6 +178,5 @@ def get_cli_commands() -> list[GroupCommand]:
 
 def _command(name: str, text: str, *args: Arg, module: str = _COMMANDS) -> ActionCommand:
     """Return a command that is done by the function of its name."""
-    return ActionCommand(
-        name=name, help=text, func=lazy_load_command(f"{module}.{name}"), args=(*args, ARG_VERBOSE)
-    )
+    function = lazy_load_command(f"{module}.{name.replace('-', '_')}")
+    return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_VERBOSE))

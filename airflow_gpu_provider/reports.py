@@ -38,6 +38,8 @@ class DeviceReport(Body):
     ecc_uncorrected: int | None = None
     foreign_pids: tuple[int, ...] = ()
     suspect: Annotated[str, AfterValidator(no_nul)] | None = None
+    #: why it is not offered though nothing is wrong with it, such as a cordoned node
+    unavailable: Annotated[str, AfterValidator(no_nul)] | None = None
     simulated: bool = False
     share: float = Field(default=1.0, gt=0, le=1)  #: of the whole GPU; less for a MIG slice
     nvlink: Name | None = None  #: its NVLink domain, a name unique on the node

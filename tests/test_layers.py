@@ -31,6 +31,7 @@ def test_the_import_contracts_hold() -> None:
         ("training/plan.py", "airflow_gpu_provider.broker.model", "training-stands-alone"),
         ("hooks/broker.py", "airflow_gpu_provider.store.tables", "no-database-in-tasks"),
         ("hooks/broker.py", "airflow_gpu_provider.operators.leased", "task-side"),
+        ("kubernetes/probe.py", "airflow.configuration", "agents-are-clients"),
     ],
 )
 def test_a_contract_breaks_when_a_layer_reaches_up(

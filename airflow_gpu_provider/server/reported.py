@@ -47,7 +47,7 @@ def unavailable_reason(device: DeviceReport) -> str | None:
     if device.foreign_pids:
         pids = ", ".join(str(pid) for pid in device.foreign_pids[:5])
         return f"used by processes outside the broker (pid {pids})"
-    return None
+    return device.unavailable
 
 
 def to_device(report: DeviceReport, node: str, tflops: float) -> Device:

@@ -65,6 +65,7 @@ class Imitation:
 
     async def _stop(self) -> None:
         self._scheduling.cancel()
+        await asyncio.gather(self._scheduling, return_exceptions=True)
         await self.kubelet.close()
         await self._runner.cleanup()
 

@@ -116,8 +116,9 @@ class ObjectStore:
     async def wait(self, seconds: float) -> None:
         """Return at the next change, or after ``seconds``."""
         changed = self._changed
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(changed.wait(), seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # not wait_for, which may swallow a cancellation
+                await changed.wait()
 
     def compact(self) -> None:
         """Forget the history: watches from here on need a newer list."""

@@ -114,9 +114,9 @@ def test_a_command_runs_as_a_process_and_its_log_is_served(cluster: Imitation) -
 def test_a_deleted_command_is_asked_to_end_first(cluster: Imitation) -> None:
     cluster.kubelet.fates["one"] = Fate(runs_command=True)
     script = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-        "print('ready', flush=True)\ntime.sleep(60)"
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
+        "os.write(1, b'ready\\n')\ntime.sleep(60)"
     )
     cluster.create(
         gpu_node(), pod("one", gpus=1, command=[sys.executable, "-c", script], finalizers=["a.org/x"])
