@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 from airflow_gpu_provider.broker.model import DeviceId
 from airflow_gpu_provider.broker.move import OfferPhase
 from airflow_gpu_provider.broker.resize import Wish
-from airflow_gpu_provider.wire import MOST_GPUS, MOST_MIB, DeviceView, LeaseBody, LeaseView, Name
+from airflow_gpu_provider.wire import MOST_GPUS, MOST_MIB, DeviceView, LeaseBody, LeaseView, Name, RequestBody
 
 
 class ResizeBody(LeaseBody):
@@ -24,6 +24,15 @@ class ResizeBody(LeaseBody):
     #: with `gpus`: the devices that are given back; the last ones where none is named
     leave: tuple[Name, ...] = Field((), max_length=MOST_GPUS)
 
+    #: with `gpus`: as many as are idle, at most those, and to hear how many beyond the least others wait for
+    least: int | None = Field(None, ge=1, le=MOST_GPUS)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> ResizeBody:
+        if self.least is not None and (self.gpus is None or self.least > self.gpus or self.leave):
+            raise ValueError("least goes with gpus, is at most as large, and nothing leaves with it")
+        return self
+
     @model_validator(mode="after")
     def _one_thing(self) -> ResizeBody:
         if (self.memory_mib is None) == (self.gpus is None):
@@ -32,7 +41,7 @@ class ResizeBody(LeaseBody):
 
     def to_wish(self) -> Wish:
         """Return the core's value."""
-        return Wish(self.memory_mib, self.gpus, tuple(map(DeviceId, self.leave)))
+        return Wish(self.memory_mib, self.gpus, tuple(map(DeviceId, self.leave)), self.least)
 
 
 class MoveBody(LeaseBody):
@@ -58,3 +67,5 @@ class ResizeAnswer(BaseModel):
 
     lease: LeaseView
     offer: OfferView | None = None
+    request: RequestBody | None = None  #: what the lease is now; a later try asks for the same
+    wanted_back: int = 0  #: asked with `least`: so many of the last devices would let others start

@@ -16,6 +16,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
@@ -23,6 +25,7 @@ from pydantic import (
 
 from airflow_gpu_provider.broker.units import parse_mib
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.training.shard_range import check_start, shard_range
 from airflow_gpu_provider.training.slots import devices_per_shard
 
 
@@ -34,6 +37,22 @@ def _no_boolean(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
 Amount = Annotated[float, BeforeValidator(_no_boolean)]
+
+
+_NUMBER_OF_SHARDS: TypeAdapter[int] = TypeAdapter(Annotated[Whole, Field(ge=1, le=4096)])
+
+
+def _shard_count(value: object) -> int | str:
+    """Return a number of shards, or the range of an elastic run as "2-4"."""
+    if (elastic := shard_range(value)) is not None:
+        return elastic.text
+    try:
+        return _NUMBER_OF_SHARDS.validate_python(value)
+    except ValidationError as error:  # told with the field's own description, not with this adapter's name
+        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+ShardCount = Annotated[int | str, PlainValidator(_shard_count)]
 
 
 class _Part(BaseModel):
@@ -84,8 +103,9 @@ class TaskRequest(_Part):
         default_factory=dict,
         description='names and absolute paths, for example {"dataset": "/data/datasets/wikitext"}',
     )
-    shard_count: Whole = Field(
-        ge=1, le=4096, description="a whole number of shards, 1 to 4096, for example 2"
+    shard_count: ShardCount = Field(
+        description='a whole number of shards, 1 to 4096, for example 2, or "2-4" for four shards on two to '
+        "four devices"
     )
     sync_interval: Whole = Field(
         100,
@@ -103,7 +123,11 @@ class TaskRequest(_Part):
 
     @model_validator(mode="after")
     def _shards_get_equal_parts(self) -> TaskRequest:
-        devices_per_shard(self.resource_requirements.gpu.count, self.shard_count)
+        count = self.resource_requirements.gpu.count
+        if isinstance(self.shard_count, int):
+            devices_per_shard(count, self.shard_count)
+        elif (elastic := shard_range(self.shard_count)) is not None:
+            check_start(count, elastic)
         return self
 
 

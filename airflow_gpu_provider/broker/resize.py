@@ -47,6 +47,7 @@ class Wish:
     memory_mib: int | None = None
     gpus: int | None = None
     leave: tuple[DeviceId, ...] = ()  #: the devices whose members go, with ``gpus``
+    least: int | None = None  #: with ``gpus``: as many members as there are, between these two
 
     def is_more(self, request: GpuRequest) -> bool:
         """Return whether it asks for more than a lease is now."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker import move
+from airflow_gpu_provider.broker.capacity import part_of
 from airflow_gpu_provider.broker.classes import ClassKey
 from airflow_gpu_provider.broker.floor import Floor
 from airflow_gpu_provider.broker.keeping import Keeping
@@ -23,11 +24,20 @@ from airflow_gpu_provider.broker.move import Offer, Resized, ResizePolicy, Resiz
 from airflow_gpu_provider.broker.pending import Pending
 from airflow_gpu_provider.broker.resize import Decision, Wish, resize
 from airflow_gpu_provider.broker.room import FreeRoom
+from airflow_gpu_provider.broker.wanted_back import wanted_back
 
 _NO_OFFER = ResizeRefused(
     "no move of this lease is open: its offer ran out, was declined, or was never made; the old devices are "
     "still held: go on there, or ask again"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What became of a lease that takes what is idle, and how many of its last members others wait for."""
+
+    resized: Resized
+    wanted_back: int = 0
 
 
 class Resizing:
@@ -62,6 +72,41 @@ class Resizing:
             self.decline(lease_id)
             self._capacity.take(self._holdings.hold(found))
         return found
+
+    def fit(self, lease_id: LeaseId, wish: Wish, now: datetime) -> Fitted | None:
+        """Let a lease have as many members as there are in the bounds of a wish; never fewer than it has.
+
+        None of them while some of what it has beyond the least would let others start.
+        """
+        lease = self._holdings.get(lease_id)
+        if lease is None or wish.gpus is None or wish.least is None:
+            return None
+        if wanted := self._wanted_back(lease, wish.least, now):
+            return Fitted(Resized(lease), wanted)
+        became, more = Resized(lease), wish.gpus - lease.request.gpus
+        while more > 0:
+            found = self.resize(lease_id, Wish(gpus=became.lease.request.gpus + more), now)
+            if isinstance(found, Resized):
+                became, more = found, min(more, wish.gpus - found.lease.request.gpus)
+            else:
+                more //= 2
+        return Fitted(became)
+
+    def _wanted_back(self, lease: Lease, least: int, now: datetime) -> int:
+        layout, members = self._capacity.layout, lease.devices[: lease.request.gpus]
+        places = [layout.place_of[name] for name in reversed(members[least:]) if name in layout.place_of]
+        if not places:
+            return 0
+        surplus = [part_of(layout, lease.request, [place]) for place in places]
+        kinds = self._floor.kinds_around(members[least:])
+        near = [each for each in self._pending.classes.values() if each.kinds & kinds]
+        heads = self._pending.heads(self._share, near)
+        waiting = (
+            self._keeping.key_for(each.first, each.key, now)
+            for each in heads
+            if not self._share.is_over_limit(each.first)
+        )
+        return wanted_back(surplus, waiting, self._capacity, self._placer)
 
     def accept(self, lease_id: LeaseId, now: datetime) -> Offer | ResizeRefused | None:
         """Give the holder time to move to what it was offered."""

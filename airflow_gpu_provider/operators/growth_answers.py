@@ -8,15 +8,15 @@ and would find that again by asking the broker for the same, so that another hol
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from airflow_gpu_provider.exceptions import GpuProviderError, LeaseLost, NotResized
+from airflow_gpu_provider.operators.fit_answers import FittingLease, fit, grown, leave
 from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.training.growth_words import (
     Answer,
-    GrownDevice,
     GrowthFiles,
     Outcome,
     Question,
@@ -27,12 +27,8 @@ from airflow_gpu_provider.wire import DeviceView
 log = logging.getLogger(__name__)
 
 
-class GrowingLease(Protocol):
-    """What is used of a `HeldLease`."""
-
-    @property
-    def devices(self) -> Sequence[DeviceView]:
-        """Those of the members."""
+class GrowingLease(FittingLease, Protocol):
+    """What is used of a `KeptLease`."""
 
     @property
     def spares(self) -> Sequence[DeviceView]:
@@ -56,14 +52,25 @@ class GrowthAnswers:
         if question is None:
             return
         try:
-            answer = self._resize(question) if question.verb is Verb.RESIZE else self._close(question)
+            answer = self._answer(question)
         except LeaseLost:
             raise
         except GpuProviderError as error:
             log.warning("The run asks for %s, and the broker does not answer: %s", question.verb.value, error)
             return
-        log.info("The run asked for %s (%s): %s", question.verb.value, question.why, answer.sentence)
-        self._files.answer(answer)
+        level = logging.DEBUG if question.verb is Verb.FIT else logging.INFO  # asked every other second
+        log.log(level, "The run asked for %s (%s): %s", question.verb.value, question.why, answer.sentence)
+        try:
+            self._files.answer(answer)
+        except OSError as error:  # a full disk; the question waits, and may be answered again
+            log.warning("The answer could not be written: %s", error)
+
+    def _answer(self, question: Question) -> Answer:
+        if question.verb is Verb.FIT:
+            return fit(self._lease, question)
+        if question.verb is Verb.LEAVE:
+            return leave(self._lease, question)
+        return self._resize(question) if question.verb is Verb.RESIZE else self._close(question)
 
     def _resize(self, question: Question) -> Answer:
         refusal = "nothing was asked for"
@@ -93,7 +100,7 @@ class GrowthAnswers:
                 outcome=Outcome.IN_PLACE,
                 sentence=f"{memory_mib} MiB on each device, in place",
                 memory_mib=memory_mib,
-                devices=_grown((*self._lease.devices, *self._lease.spares)),
+                devices=grown((*self._lease.devices, *self._lease.spares)),
             )
         moves = ", ".join(f"from {old} to {new}" for old, new in offer.moves)
         return Answer(
@@ -101,7 +108,7 @@ class GrowthAnswers:
             outcome=Outcome.MOVING,
             sentence=f"{memory_mib} MiB on each device, {moves}",
             memory_mib=memory_mib,
-            devices=_grown((*offer.devices, *offer.spares)),
+            devices=grown((*offer.devices, *offer.spares)),
             moves=offer.moves,
         )
 
@@ -124,12 +131,3 @@ class GrowthAnswers:
             self._offer = offer
             raise
         return done
-
-
-def _grown(devices: Iterable[DeviceView]) -> tuple[GrownDevice, ...]:
-    return tuple(
-        GrownDevice(
-            id=device.id, simulated=device.simulated, memory_mib=device.memory_mib, milli=device.milli
-        )
-        for device in devices
-    )

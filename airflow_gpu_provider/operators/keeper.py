@@ -28,7 +28,7 @@ from airflow_gpu_provider.training.parenthood import name_process
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.process_identity import started_at
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
-from airflow_gpu_provider.wire import TASK_OVER
+from airflow_gpu_provider.wire import TASK_OVER, RequestBody
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Keeper:
         self._lease = lease
         self._steps = StepsSeen()
         self._saved_step: int | None = None
+        self._request: RequestBody | None = None  #: what the lease was changed to, as was noted last
         self._is_asked_to_stop = False
 
     def run(self) -> None:
@@ -88,6 +89,7 @@ class Keeper:
             if not has_ended:  # a run that has ended has nothing left to give way with
                 self._lease.raise_if_ending()
                 answers.look()
+                self._note_request()
                 if self._is_asked_to_stop:
                     run.stop()
             record = run.record()
@@ -100,6 +102,12 @@ class Keeper:
         if record is None or not record.state.is_terminal:
             raise WorkerGroupFailed(f"The training broke off: {run.explain_end()}")
         return record
+
+    def _note_request(self) -> None:
+        """Tell what the lease is by now: a later try takes it over by asking for the same."""
+        if self._lease.request not in (None, self._request):
+            self._request = self._lease.request
+            self._note(request=self._request)
 
     def _note_checkpoint(self, record: RunRecord) -> None:
         step = record.checkpoint.step if record.checkpoint else None

@@ -12,7 +12,8 @@ import logging
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.held_lease import HeldLease
-from airflow_gpu_provider.wire import PASSED_ON, TASK_OVER, LeaseView
+from airflow_gpu_provider.resizes import ResizeAnswer
+from airflow_gpu_provider.wire import PASSED_ON, TASK_OVER, LeaseView, RequestBody
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,20 @@ _AGAIN_S = 0.5
 
 class KeptLease(HeldLease):
     """Devices of a run that outlives the worker of its task."""
+
+    #: what it was changed to; None = it is as it was asked for
+    request: RequestBody | None = None
+
+    def fit(self, least: int, most: int) -> int:
+        """Have as many devices as are idle, up to ``most``.
+
+        Return how many of the last ones, beyond the ``least``, would let others start, who wait.
+        """
+        return self._resize(gpus=max(most, len(self.devices)), least=least).wanted_back
+
+    def _become(self, answer: ResizeAnswer) -> ResizeAnswer:
+        self.request = answer.request
+        return super()._become(answer)
 
     def adopt(self, view: LeaseView, hook: GpuBrokerHook) -> None:
         """Hold it for a later try of the same task from now on."""

@@ -46,7 +46,8 @@ def report_run(record: RunRecord, steps: StepsSeen, plan: RunPlan, lease: HeldLe
     """Tell the lease what its release is to say."""
     for device_id in record.suspect_devices:
         lease.report_failed_device(device_id)
-    if (measured := steps.measured()) is not None:
+    # How fast shards are that share a device by turns says little of the device.
+    if plan.least_devices is None and (measured := steps.measured()) is not None:
         count, seconds = measured
         lease.report_work(count * plan.shard_count, seconds=seconds)
     lease.report_shards(plan.shard_count, failed_on=failed_on(record, plan, lease))

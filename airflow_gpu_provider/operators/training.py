@@ -29,7 +29,7 @@ from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
-from airflow_gpu_provider.operators.training_plan import plan_training
+from airflow_gpu_provider.operators.training_plan import begin_elastic, plan_training
 from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root
@@ -62,7 +62,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     :param script_args: the script's arguments, a list (templated)
     :param task_request: the whole request as JSON text or a mapping (templated); it sets GPUs, cores, memory,
         priority, shards and synchronisation, and its dependencies become `ctx.params`
-    :param shard_count: number of shards when there is no `task_request`; None: one for each GPU
+    :param shard_count: number of shards when there is no `task_request`; None: one for each GPU; (2, 4) or
+        "2-4": four shards on two to four devices, those beyond two while they are idle
     :param sync_interval: steps between two synchronisations when there is no `task_request`; 1: every step
     :param train_params: plain values for `ctx.params` (templated)
     :param redundancy: share of redundant shards, or "auto": twice the failure rate of such runs, and more
@@ -100,7 +101,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     template_fields_renderers = {"task_request": "json", "train_params": "json"}  # noqa: RUF012 - Airflow's
     # The base class builds the request once before these are set.
     task_request: str | Mapping[str, Any] | None = None
-    shard_count: int | str | None = None
+    shard_count: int | str | Sequence[int] | None = None
     sync_interval: int | str = 100
     redundancy: float | str = "auto"
     #: what this try has found out of how much redundancy it needs; replaced, never changed
@@ -113,7 +114,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         script: str | None = None,
         script_args: Sequence[Any] | str | None = None,
         task_request: str | Mapping[str, Any] | None = None,
-        shard_count: int | str | None = None,
+        shard_count: int | str | Sequence[int] | None = None,
         sync_interval: int | str = 100,
         train_params: Mapping[str, Any] | None = None,
         redundancy: float | str = "auto",
@@ -164,9 +165,13 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             needs = asked.resource_requirements
             self.gpus, self.model, self.min_tflops = needs.gpu.count, needs.gpu.model, needs.gpu.min_flops
             self.cpu_cores, self.host_memory, self.value = needs.cpu_cores, needs.memory, asked.priority
+        begin_elastic(self, asked.shard_count if asked else self.shard_count)
         shape = self.shape(super().build_request().gpus)
         # A shared device has no spares: a lost shard is started anew on its own part.
-        self.spares = 0 if self.shared or self.share else shape.spares * shape.devices_per_shard
+        # One of an elastic run waits beside the members: a device of its own would rather be a member's.
+        self.spares = (
+            0 if self.shared or self.share or shape.elastic else shape.spares * shape.devices_per_shard
+        )
         return super().build_request()
 
     def claim_body(self, context: Context) -> ClaimBody:

@@ -10,13 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from airflow_gpu_provider.operators.training_code import script_of
+from airflow_gpu_provider.training.elastic import assign_elastic
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.ring import matrix_of, ring_order
 from airflow_gpu_provider.training.run_folder import RunFolder
-from airflow_gpu_provider.training.slots import assign_slots
+from airflow_gpu_provider.training.shard_range import check_elastic, shard_range
+from airflow_gpu_provider.training.slots import Backend, SlotPlan, TrainingShape, assign_slots
 from airflow_gpu_provider.training.stream_priority import stream_priority
 
 if TYPE_CHECKING:
@@ -33,13 +35,7 @@ def plan_training(
     """Return the plan of this try, in a new folder of its own."""
     asked, shape = training.asked(), training.shape(len(lease.devices))
     devices = along_the_ring(lease.devices, lease.latency_ms)
-    slots = assign_slots(
-        devices,
-        lease.spares,
-        shard_count=shape.shards,
-        spares=shape.spares,
-        backend=training.backend,
-    )
+    slots = _slots(training.backend, devices, lease.spares, shape)
     training.log.info("Training in %s; checkpoints in %s", slots.sentence, folder.checkpoints)
     return RunPlan(
         run_id=lease.lease_id,
@@ -64,12 +60,24 @@ def plan_training(
         allow_non_finite_loss=training.allow_non_finite_loss,
         join_timeout_s=training.join_timeout,
         grow_at=training.grow_at,
+        least_devices=shape.elastic.least if shape.elastic else None,
         stream_priority=stream_priority(
             training.stream_priority,
             value=float(training.value or 0),  # not the priority weight, which every task has
             is_shared=any(device.milli < 1000 for device in lease.devices),
         ),
     )
+
+
+def begin_elastic(training: DistributedTrainingOperator, shard_count: object) -> None:
+    """Let a training on a range of devices ask for the least of them, and refuse what cannot be elastic."""
+    elastic = shard_range(shard_count)
+    if elastic is None:
+        return
+    is_shared = bool(training.shared or training.share)
+    check_elastic(elastic, script=training.script, backend=training.backend, is_shared=is_shared)
+    if str(training.gpus) == "1":  # also what is not given
+        training.gpus = elastic.least
 
 
 def along_the_ring(
@@ -95,6 +103,17 @@ def is_planned_so(training: DistributedTrainingOperator, plan: RunPlan) -> bool:
         and (plan.shard_count, plan.sync_interval, plan.seed) == shards
         and plan.params == json.loads(json.dumps(params))
     )
+
+
+def _slots(
+    backend: Backend | Literal["auto"],
+    devices: Sequence[DeviceView],
+    spares: Sequence[DeviceView],
+    shape: TrainingShape,
+) -> SlotPlan:
+    if shape.elastic is None:
+        return assign_slots(devices, spares, shard_count=shape.shards, spares=shape.spares, backend=backend)
+    return assign_elastic(devices, shape.elastic, spares=shape.spares)
 
 
 def threads_per_shard(shards: int, cpu_cores: object) -> int:

@@ -55,8 +55,8 @@ class Asks:
         self._writer = ThreadPoolExecutor(1, "gpu-broker-answers")
 
     # -- the replica that was asked
-    async def ask(self, request: Change) -> str:
-        """Let the leader serve a request; return the claim whose lease it changed."""
+    async def ask(self, request: Change) -> tuple[str, int]:
+        """Let the leader serve a request; return whose lease it changed, and what others want back of it."""
         kind = type(request).__name__
         body = _KINDS[kind].dump_python(request, mode="json")
         put = partial(self._store.put, request.lease_id, request.epoch, kind, body)
@@ -66,7 +66,7 @@ class Asks:
         finally:
             await run_in_threadpool(self._store.take_back, question.id)
 
-    async def _answer_to(self, question: Question) -> str:
+    async def _answer_to(self, question: Question) -> tuple[str, int]:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_S)
@@ -74,7 +74,7 @@ class Asks:
             if answer is None:
                 continue
             if answer["error"] is None:
-                return question.claim_id
+                return question.claim_id, answer.get("wanted_back", 0)
             raise _ERRORS.get(answer["error"], BrokerUnavailable)(answer["message"], reason=answer["reason"])
         raise BrokerUnavailable(
             f"No replica that leads answered within {PATIENCE_S:g} s. The lease may have changed: ask "
@@ -106,7 +106,10 @@ class Asks:
             self._being_served.discard(number)
             return  # the next leader finds the question
         told: dict[str, Any] = {"error": None}
-        if error is not None:
+        if error is None:
+            if (held := served.result().held) is not None and held.wanted_back:
+                told["wanted_back"] = held.wanted_back
+        else:
             reason = error.reason if isinstance(error, GpuProviderError) else "failed"
             told = {"error": type(error).__name__, "reason": reason, "message": str(error)}
         self._writer.submit(self._write, number, told)

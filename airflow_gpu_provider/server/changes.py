@@ -115,6 +115,8 @@ def _resize(request: Resize, entry: Entry, held: HeldDevices, desk: Desk, draft:
             "work; its claim waits again, and may ask for more then.",
             reason="taken_back",
         )
+    if request.wish.least is not None:
+        return _fit(request, entry, held, desk, draft)
     found = desk.engine.resizing.resize(lease_id, request.wish, draft.turn.now)
     if isinstance(found, Resized):
         if (found.lease.devices, found.lease.request) != (before.devices, before.request):
@@ -124,6 +126,18 @@ def _resize(request: Resize, entry: Entry, held: HeldDevices, desk: Desk, draft:
             _offer(found, entry, desk, draft)
     else:
         raise _refusal(found, held)
+
+
+def _fit(request: Resize, entry: Entry, held: HeldDevices, desk: Desk, draft: Draft) -> None:
+    assert desk.engine is not None
+    before = entry.lease()
+    found = desk.engine.resizing.fit(LeaseId(held.lease_id), request.wish, draft.turn.now)
+    if found is None:
+        raise _refusal(None, held)
+    if found.resized.lease.devices != before.devices:
+        _become(found.resized, entry, held, desk, draft)
+    if found.wanted_back != held.wanted_back:
+        draft.then.append(lambda: desk.board.change(entry, wanted_back=found.wanted_back))
 
 
 def _accept(request: AcceptMove, entry: Entry, held: HeldDevices, desk: Desk, draft: Draft) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 
@@ -59,10 +60,13 @@ async def _ask_leader(broker: Broker, request: Change) -> Entry:
     try:
         return await asyncio.wrap_future(broker.desk.ask(request, until=time.monotonic() + PATIENCE_S))
     except NotLeading:
-        claim_id = await broker.asks.ask(request)
+        claim_id, wanted_back = await broker.asks.ask(request)
     # The lease may be on a node so new that this replica has not heard of it.
     await run_in_threadpool(lambda: broker.mirror.merge(broker.nodes.load()))
-    return await broker.find(claim_id)
+    entry = await broker.find(claim_id)
+    if entry.held is not None:  # no table says it: it is of this moment
+        entry = replace(entry, held=replace(entry.held, wanted_back=wanted_back))
+    return entry
 
 
 ROUTES = [

@@ -52,6 +52,8 @@ class HeldDevices:
     shares: tuple[int, ...] = ()  #: milli-GPU of each device, then of each spare; empty = whole devices
     taken_back: TakenFor | None = None
     checkpoint_at: datetime | None = None
+    #: so many of the last devices would let others start, as the leader found when the holder asked last
+    wanted_back: int = 0
 
     def until(self, moment: datetime) -> datetime:
         """Return that moment, or when it has to end before that."""

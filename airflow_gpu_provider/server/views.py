@@ -77,7 +77,12 @@ def resize_answer(broker: Broker, entry: Entry) -> ResizeAnswer:
     if held is None:
         raise LeaseLost(f"The lease of claim {entry.claim_id} has just ended.")
     offer = None if held.offer is None else _offer_view(broker, held.offer)
-    return ResizeAnswer(lease=_lease_view(broker, entry.claim_id, held), offer=offer)
+    return ResizeAnswer(
+        lease=_lease_view(broker, entry.claim_id, held),
+        offer=offer,
+        request=entry.request,
+        wanted_back=held.wanted_back,
+    )
 
 
 def _offer_view(broker: Broker, open_offer: OpenOffer) -> OfferView:

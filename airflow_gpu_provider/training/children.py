@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -118,11 +118,14 @@ class Children:
         """Return where the process runs."""
         return self._children[uid].slot
 
-    def free_slot(self, suspect_devices: Sequence[str]) -> Slot | None:
-        """Return a slot in which no process runs and whose devices are not suspect."""
+    def free_slot(self, suspect_devices: Sequence[str], *, besides: Collection[str] = ()) -> Slot | None:
+        """Return a slot in which no process runs and whose devices are not suspect.
+
+        The processes ``besides`` are in places of a change that is under way, which may look the same.
+        """
         free = list(self.slots)
-        for child in self._children.values():
-            if child.process.poll() is None and child.slot in free:
+        for uid, child in self._children.items():
+            if uid not in besides and child.process.poll() is None and child.slot in free:
                 free.remove(child.slot)
         return next((slot for slot in free if not set(suspect_devices).intersection(slot.device_ids)), None)
 

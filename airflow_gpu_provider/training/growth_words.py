@@ -2,7 +2,7 @@
 
 A supervisor has no access to the broker. It writes one question at a time, with a number; the holder answers
 under the same number and keeps no state of its own, so that either side may be replaced in between. Asked by
-`growth`, answered in `operators.growth_answers`.
+`growth` and `refit`, answered in `operators.growth_answers`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ class Verb(str, Enum):
     """Nothing runs on the old places of the move any more: give them back."""
     DECLINE = "decline"
     """Nothing runs on the new places of the move: give them back and stay."""
+    FIT = "fit"
+    """As many devices as are idle, between two bounds; and how many of them others wait for."""
+    LEAVE = "leave"
+    """Nothing runs on these devices any more: give them back."""
+
+    @property
+    def is_wish(self) -> bool:
+        """True for what is asked again later, so that its answer may be waited for in vain."""
+        return self in (Verb.RESIZE, Verb.FIT)
 
 
 class Outcome(str, Enum):
@@ -56,6 +65,8 @@ class Question(_Word):
     #: for each device, the most wanted first; with COMMIT and DECLINE: that of the move
     memory_mib: tuple[int, ...] = ()
     moves: tuple[tuple[str, str], ...] = ()  #: with COMMIT and DECLINE: old and new devices
+    bounds: tuple[int, int] = (0, 0)  #: with FIT: the least and the most devices
+    leave: tuple[str, ...] = ()  #: with LEAVE: the devices to give back
     why: str = ""
 
 
@@ -82,6 +93,7 @@ class Answer(_Word):
     memory_mib: int | None = None  #: what was granted of that which was wanted
     devices: tuple[GrownDevice, ...] = ()  #: of members and spares
     moves: tuple[tuple[str, str], ...] = ()  #: old and new device of each member that moves
+    wanted_back: int = 0  #: so many of the last members would let others start, who wait
 
 
 class Placement(_Word):

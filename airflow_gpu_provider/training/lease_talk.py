@@ -3,7 +3,7 @@
 A wish that nobody answers is refused after a while; a move that was begun has to be closed, however long the
 answer takes. A question that closes a move is remembered with the new placement before it is put, so that a
 supervisor's successor neither starts in an old place nor leaves the move open: one that was not closed yet it
-declines, since what ran in the new places ended with its supervisor. Used by `growth`.
+declines, since what ran in the new places ended with its supervisor. Used by `growth` and `refit`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LeaseTalk:
         question = wish.model_copy(update={"number": self._number})
         if slots is not None:
             self.remember(slots, closing=question)
-        log.info("Asking the holder of the lease: %s %s %s", wish.verb.value, wish.memory_mib, wish.why)
+        log.log(_level(wish), "Asking the holder of the lease: %s %s", wish.verb.value, wish.why)
         self._files.ask(question)
         self.asked, self._deadline = question, now + _ANSWER_WITHIN_S
 
@@ -54,11 +54,11 @@ class LeaseTalk:
         answer = self._files.answer_to(self.asked.number)
         if answer is None:
             self._deadline = self._deadline or now + _ANSWER_WITHIN_S
-            if self.asked.verb is not Verb.RESIZE or now < self._deadline:
+            if not self.asked.verb.is_wish or now < self._deadline:
                 return None
             sentence = f"nobody who holds the lease answered within {_ANSWER_WITHIN_S:g} s"
             answer = Answer(number=self.asked.number, outcome=Outcome.REFUSED, sentence=sentence)
-        log.info("The holder of the lease: %s: %s", answer.outcome.value, answer.sentence)
+        log.log(_level(self.asked), "The holder of the lease: %s: %s", answer.outcome.value, answer.sentence)
         self.asked = None
         return answer
 
@@ -81,3 +81,8 @@ class LeaseTalk:
             answer = self._files.answer_to(last.number)
             self.asked = last if answer is None else None
             self.open_move = answer if answer is not None and answer.outcome is Outcome.MOVING else None
+
+
+def _level(question: Question) -> int:
+    """Return how loud to be: a question that is asked every other second is not for people."""
+    return logging.DEBUG if question.verb is Verb.FIT else logging.INFO

@@ -90,6 +90,7 @@ class RunPlan(BaseModel):
         default=900.0, gt=0
     )  #: a shard that computes this long without ending a step hangs
     sync_timeout_s: float = Field(default=1800.0, gt=0)
+    least_devices: int | None = Field(default=None, ge=1)  #: of an elastic run; at most one for each shard
     stream_priority: int = Field(default=0, ge=-1, le=0)  #: of the author's CUDA work; -1 goes first
     grow_at: float | None = Field(
         default=None, gt=0, le=1

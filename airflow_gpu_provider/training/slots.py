@@ -15,6 +15,7 @@ from typing import Literal
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.isolation import LeasedDevice, device_environment
 from airflow_gpu_provider.training.plan import Slot
+from airflow_gpu_provider.training.shard_range import ShardRange, check_start, shard_range
 
 Backend = Literal["gloo", "nccl"]
 
@@ -40,6 +41,7 @@ class TrainingShape:
     devices_per_shard: int
     sync_interval: int
     spares: int
+    elastic: ShardRange | None = None  #: the devices that an elastic run may have; None: always the same
 
 
 def training_shape(
@@ -54,12 +56,19 @@ def training_shape(
 
     ``auto`` is the share that "auto" stands for.
     """
-    shards = gpus if shard_count in (None, "") else _whole("shard_count", shard_count)
+    elastic = shard_range(shard_count)
+    if elastic is not None:
+        check_start(gpus, elastic)
+        shards, share = elastic.most, 1
+    else:
+        shards = gpus if shard_count in (None, "") else _whole("shard_count", shard_count)
+        share = devices_per_shard(gpus, shards)
     return TrainingShape(
         shards=shards,
-        devices_per_shard=devices_per_shard(gpus, shards),
+        devices_per_shard=share,
         sync_interval=_whole("sync_interval", sync_interval),
         spares=spare_count(shards, check_redundancy(redundancy), auto),
+        elastic=elastic,
     )
 
 

@@ -18,7 +18,7 @@ from airflow_gpu_provider.training.chronicle import Chronicle
 from airflow_gpu_provider.training.coordination import Control, host_store
 from airflow_gpu_provider.training.failures import FailureCause, ShardFailure
 from airflow_gpu_provider.training.fence import Fence
-from airflow_gpu_provider.training.growth import Growth
+from airflow_gpu_provider.training.lease_changes import changes_of
 from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.network_watch import NetworkWatch
 from airflow_gpu_provider.training.nursery import Nursery
@@ -53,7 +53,7 @@ class Supervisor:
         self._observer = Observer(plan, self._children, self.record)
         self._started = self.record.processes_started
         self._fence = Fence(self._children, self._liveness, self.record)
-        self._growth = Growth(
+        self._growth = changes_of(
             plan, self.record, self._store, self._children, self._liveness, self._fence, self._start_process
         )
         uids = tuple(f"u{self._started + n}" for n in range(len(self._children.slots)))
@@ -196,7 +196,7 @@ class Supervisor:
         spares = sum(uid not in promised.values() for uid in self._membership.spares)
         wanted = vacant + len(self._children.slots) - self._plan.shard_count - spares
         for _ in range(min(wanted, self.record.respawns_left)):
-            slot = self._children.free_slot(self.record.suspect_devices)
+            slot = self._children.free_slot(self.record.suspect_devices, besides=promised.values())
             if slot is None:
                 log.warning("No replacement is started: all free devices are suspect")
                 return

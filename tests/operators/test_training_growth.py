@@ -13,7 +13,7 @@ import pytest
 
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.growth_answers import GrowthAnswers
-from airflow_gpu_provider.operators.held_lease import HeldLease
+from airflow_gpu_provider.operators.kept_lease import KeptLease
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
@@ -63,7 +63,7 @@ def train(broker: Broker, hook: GpuBrokerHook, tmp_path: Path) -> Iterator[Calla
         assert view.lease is not None, view
         if idle is not None:
             broker.report(idle)
-        with HeldLease(view.lease, hook).working() as lease:
+        with KeptLease(view.lease, hook).working() as lease:
             slots = assign_slots(lease.devices, lease.spares, shard_count=shards, spares=1)
             plan = make_plan(
                 tmp_path,

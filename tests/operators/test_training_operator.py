@@ -50,6 +50,16 @@ def test_without_a_request_each_gpu_is_a_shard() -> None:
     assert operator(gpus=4, redundancy=0).build_request().spares == 0
 
 
+def test_a_training_on_a_range_of_devices_asks_for_the_least_and_for_no_spare_device() -> None:
+    for arguments in ({}, {"gpus": 2}):
+        training = operator(shard_count=(2, 400), **arguments)
+        assert (training.build_request().gpus, training.build_request().spares) == (2, 0)
+        assert training.shape(2).shards == 400, "also where the fleet never has as many"
+    assert operator(gpus=3, shard_count="2-4").build_request().gpus == 3
+    with pytest.raises(InvalidRequest, match="a plain script keeps the number of its ranks"):
+        DistributedTrainingOperator(task_id="train", script="/a/train.py", shard_count="2-4")
+
+
 def test_a_training_on_a_share_has_no_spare_device() -> None:
     request = operator(memory="8GiB", shared=True).build_request()
     assert (request.gpus, request.milli, request.memory_mib, request.spares) == (1, 1, 8192, 0)
@@ -65,6 +75,11 @@ def test_a_training_on_a_share_has_no_spare_device() -> None:
         ({"sync_interval": 0}, "sync_interval=0"),
         ({"redundancy": 2}, "redundancy=2"),
         ({"gpus": 0}, "gpus"),
+        ({"shard_count": "4-2"}, "the least first"),
+        ({"shard_count": (0, 2)}, "from 1 to 4096"),
+        ({"gpus": 5, "shard_count": "2-4"}, "set gpus .* to 2"),
+        ({"backend": "nccl", "shard_count": "2-4"}, "one rank per GPU"),
+        ({"shared": True, "memory": "8GiB", "shard_count": "1-2"}, "whole devices"),
     ],
 )
 def test_mistakes_are_refused_when_the_dag_is_read(arguments: dict[str, Any], words: str) -> None:

@@ -119,5 +119,5 @@ def test_a_replica_whose_clock_is_late_is_answered(broker: Broker, settings: Set
     held = look(broker, claim_id, "granted").held
     assert held is not None
     late = Broker(settings, clock=lambda: utc_now() - timedelta(seconds=60))
-    assert asyncio.run(late.asks.ask(to_one(held.lease_id))) == claim_id
+    assert asyncio.run(late.asks.ask(to_one(held.lease_id))) == (claim_id, 0)
     late.stop()

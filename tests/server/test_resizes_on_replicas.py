@@ -152,3 +152,13 @@ def test_a_lease_that_a_follower_released_while_it_was_to_grow_stays_ended(repli
     with pytest.raises(LeaseLost, match="has ended"):
         change(leader, Resize(entry.held.lease_id, 1, Wish(gpus=2)))
     assert counts(follower.repository) == (0, 0, 0)
+
+
+def test_a_replica_that_does_not_lead_tells_what_others_want_back_too(replicas: Replicas) -> None:
+    leader, follower = replicas
+    entry = until_granted(leader, ask(leader, "one"))
+    fit = Resize(entry.held.lease_id, 1, Wish(gpus=2, least=1))
+    grown = change(follower, fit)
+    assert (len(grown.lease.devices), grown.wanted_back) == (2, 0)
+    ask(leader, "two")
+    assert change(follower, fit).wanted_back == 1

@@ -272,3 +272,21 @@ def test_less_is_given_back_while_the_turns_never_settle(
     held = submit(tasks, ask("train", gpus=2))["lease"]
     monkeypatch.setattr(Engine, "is_settled", property(lambda engine: False))
     assert len(ids(good(change(tasks, held, "resize", gpus=1))["lease"])) == 1
+
+
+def test_a_lease_that_may_shrink_takes_what_is_idle_and_hears_what_others_want_back(
+    tasks: httpx.Client, lease: dict[str, Any]
+) -> None:
+    grown = good(change(tasks, lease, "resize", gpus=9, least=1))
+    assert (len(ids(grown["lease"])), grown["wanted_back"], grown["request"]["gpus"]) == (4, 0, 4)
+    waiting = submit(tasks, ask("two", gpus=2), wait_s=0)["claim_id"]
+    told = good(change(tasks, lease, "resize", gpus=9, least=1))
+    assert ids(told["lease"]) == ids(grown["lease"]) and told["wanted_back"] in (2, 3)
+    left = 4 - told["wanted_back"]
+    good(change(tasks, lease, "resize", gpus=left, leave=ids(told["lease"])[left:]))
+    body = {"claim_ids": [waiting], "timeout_s": 20}
+    (granted,) = tasks.post("/v1/claims/wait", json=body, timeout=30).json()["ready"]
+    assert granted["state"] == "granted"
+    again = good(change(tasks, lease, "resize", gpus=9, least=1))
+    assert (len(ids(again["lease"])), again["wanted_back"]) == (2, 0)
+    assert change(tasks, lease, "resize", memory_mib=1, least=1).status_code == 422

@@ -65,6 +65,19 @@ def spoil_gradient(net: nn.Module, here: bool) -> None:
         parameter.grad = torch.full_like(parameter, float("inf"))
 
 
+def tell_step(words: str, params: dict[str, Any]) -> None:
+    """Add a line to a file of all shards."""
+    if "tell_file" in params:
+        with open(params["tell_file"], "a") as file:
+            file.write(f"{words}\n")
+
+
+def pause_s(params: dict[str, Any]) -> float:
+    """Return how long to wait between two steps: not at all once a file says to hurry."""
+    is_hurried = "hurry_file" in params and os.path.exists(params["hurry_file"])
+    return 0.0 if is_hurried else float(params.get("pause_s", 0.01))
+
+
 def wait_for_file(step: int, params: dict[str, Any]) -> None:
     """Wait at a step until a file exists."""
     while step == params.get("hold_at") and not os.path.exists(params["hold_file"]):
@@ -79,6 +92,7 @@ def train(ctx: Any) -> dict[str, Any]:
     was_cut = False
     for step in ctx.steps(ctx.params.get("steps", 60)):
         x, y = batch(step, ctx.shard)
+        tell_step(f"{step}/{ctx.shard}", ctx.params)
         loss = nn.functional.mse_loss(net(x), y)
         if ctx.shard == 1 and step == ctx.params.get("raise_at"):
             raise KeyError("no such column: price")
@@ -98,7 +112,7 @@ def train(ctx: Any) -> dict[str, Any]:
         spoil_gradient(net, ctx.shard == 1 and step == ctx.params.get("nan_gradient_at"))
         ctx.step(optimizer)
         ctx.report(loss=loss, lr=0.01, samples=len(x))
-        time.sleep(ctx.params.get("pause_s", 0.01) * (ctx.params.get("slow", 1) if ctx.shard == 1 else 1))
+        time.sleep(pause_s(ctx.params) * (ctx.params.get("slow", 1) if ctx.shard == 1 else 1))
         if step == ctx.params.get("sleep_at") and ctx.shard == 0:
             time.sleep(6)
         wait_for_file(step, ctx.params)
