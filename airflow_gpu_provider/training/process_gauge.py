@@ -57,15 +57,24 @@ class ProcessGauge:
         library = self._session.library
         try:
             handle = library.nvmlDeviceGetHandleByUUID(self._device_id)
-            memory = library.nvmlDeviceGetMemoryInfo(handle)
+            memory = _memory(library, handle)
         except library.NVMLError as error:
             log.debug("NVML does not tell of %s: %s", self._device_id, error)
+            if error.value == library.NVML_ERROR_UNINITIALIZED:  # the driver was restarted
+                self._session.drop(error)
             return unknown
         return {
             "gpu_pct": _utilisation(library, handle),
             "gpu_memory_mib": memory.used // _MIB,
             "gpu_memory_total_mib": memory.total // _MIB,
         }
+
+
+def _memory(library: Any, handle: Any) -> Any:
+    try:  # the second version keeps what the driver reserves for itself out of "used"
+        return library.nvmlDeviceGetMemoryInfo(handle, library.nvmlMemory_v2)
+    except (AttributeError, library.NVMLError_NotSupported, library.NVMLError_FunctionNotFound):
+        return library.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _utilisation(library: Any, handle: Any) -> float | None:

@@ -83,6 +83,14 @@ class FakeNvml(ModuleType):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return self.boards[index]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Part:
+        for board in self.boards:
+            for part in (board, *(board.slices or ())):
+                if part.uuid == uuid:
+                    self._refuse(part, "nvmlDeviceGetHandleByUUID")
+                    return part
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def nvmlDeviceGetUUID(self, part: Part) -> str:
         return part.uuid
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,12 +16,19 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.operators.training_progress import pace_in_words
 from airflow_gpu_provider.operators.training_result import training_result
+from airflow_gpu_provider.training.children import Children
+from airflow_gpu_provider.training.failures import FailureCause
 from airflow_gpu_provider.training.line_file import LineFile, keep_newest_files
+from airflow_gpu_provider.training.liveness import Liveness
 from airflow_gpu_provider.training.measurements import read_telemetry
+from airflow_gpu_provider.training.membership import Membership
 from airflow_gpu_provider.training.meter import HostClock, Meter
+from airflow_gpu_provider.training.observer import Observer
 from airflow_gpu_provider.training.pace import Counters, Paces
-from airflow_gpu_provider.training.run_file import RunState
-from tests.training.running import Running
+from airflow_gpu_provider.training.plan import Slot
+from airflow_gpu_provider.training.run_file import RunRecord, RunState
+from tests.training.oracle import expected_weights
+from tests.training.running import Running, make_plan
 
 USUAL_S = 0.1
 
@@ -177,6 +188,29 @@ def test_a_straggler_and_a_stall_are_named_and_the_run_tells_how_it_went(
     json.dumps(lines, allow_nan=False)
 
 
+def test_a_stalled_synchronisation_names_the_shard_that_is_not_heard_of_any_more(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, stall_timeout_s=100, member_slots=(Slot(), Slot(device_ids=("GPU-b",))))
+    plan.paths.create()
+    children = Children(plan, plan.paths.plan, None, address="", prefix="")
+    children._children["u1"] = SimpleNamespace(slot=plan.member_slots[1])  # type: ignore[assignment]
+    now = datetime.now(timezone.utc)
+    record = RunRecord(run_id="r", pid=1, step=20, started_at=now, updated_at=now)
+    observer, liveness = Observer(plan, children, record), Liveness(plan)
+    for uid in ("u0", "u1"):
+        liveness.watch(uid, 0.0)
+    for second in range(60):
+        for uid in ("u0", "u1") if second < 5 else ("u0",):
+            liveness.hear(
+                uid, beat=second + 1, phase="waiting", step=29, version=20, now=float(second), memory_mib=None
+            )
+        observer.observe({}, Membership.first(("u0", "u1"), ()), liveness, float(second))
+    assert record.stall is not None
+    assert (record.stall.rank, record.stall.uid, record.stall.device_ids) == (1, "u1", ("GPU-b",))
+    (note,) = record.notes
+    assert note.sentence.startswith("Stalled: all shards wait in the synchronisation after step 20")
+    assert "Nothing is heard of shard 1 (u1) on GPU-b since" in note.sentence
+
+
 @pytest.mark.parametrize(
     ("sync_interval", "words"),
     [
@@ -191,3 +225,17 @@ def test_numbers_that_are_not_finite_end_the_run_before_they_are_shared(
     assert record.state is RunState.FAILED and record.hopeless
     assert words in str(record.error)
     assert [(failure.rank, failure.step) for failure in record.failures] == [(1, 19)]
+
+
+def test_a_shard_stopped_inside_a_collective_is_replaced_bitwise(training: Callable[..., Running]) -> None:
+    # Shard 0 takes long over step 24, so shard 1 is in the AllReduce of step 25 meanwhile.
+    running = training(spares=1, sync_interval=1, params={"sleep_at": 24})
+    running.until_step(25)
+    time.sleep(1.0)
+    running.hurt(1, signal.SIGSTOP)
+    record = running.end()
+    ((rank, step, cause),) = [(each.rank, each.step, each.cause) for each in record.failures]
+    assert (rank, step, cause) == (1, 25, FailureCause.HUNG)
+    assert "stopped by a signal" in record.failures[0].evidence
+    assert record.checkpoint is not None
+    assert record.checkpoint.state_sha256 == expected_weights(1)
