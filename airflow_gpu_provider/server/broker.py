@@ -27,7 +27,7 @@ from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
-from airflow_gpu_provider.server.holders import HoldersOf, holders_of
+from airflow_gpu_provider.server.holders import HoldersOf, held_of, holders_of
 from airflow_gpu_provider.server.leader import Leader
 from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.preempting import renewal
@@ -233,18 +233,15 @@ class Broker:
         """Fold an agent's report; answer which of its devices are leased, and whom it measures."""
         if self.mirror.fold(body.nodes, now := self.clock()):
             self.wakeup.ring_leader()
-        holders = self.holders()
-        held = [
-            (device.id, holder)
-            for node in body.nodes
-            for device in node.devices
-            for holder in holders(device.id)
-        ]
-        answer = ReportAnswer(
+        held = held_of(body, self.holders())
+        told = self.probing.news(body, (holder.nodes for _, holder in held), now)
+        return ReportAnswer(
             leased=[LeasedDevice(id=device, lease_id=holder.lease_id) for device, holder in held],
             report_interval_s=self.settings.report_interval_s,
+            peers=told.peers,
+            peer_plan=told.peer_plan,
+            echo_key=told.echo_key,
         )
-        return self.probing.complete(answer, body, (holder.nodes for _, holder in held), now)
 
     def holders(self) -> HoldersOf:
         """Return a function from device to the live leases that hold it or share it."""

@@ -19,7 +19,7 @@ from airflow_gpu_provider.broker.model import Fleet, Node, NodeName
 from airflow_gpu_provider.broker.peers import Station
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
 from airflow_gpu_provider.server.latencies import Latencies
-from airflow_gpu_provider.server.reported import completed, has_device, to_device, unavailable_reason
+from airflow_gpu_provider.server.reported import completed, facts, has_device, to_device
 from airflow_gpu_provider.store.nodes import StoredNode
 
 _REFRESH_S = 3.0
@@ -32,6 +32,7 @@ class _Known:
     stored: StoredNode
     facts: tuple[object, ...]
     node: Node
+    owns_all: bool  #: its devices belong to it: nobody takes them while it reports the same
     is_stale: bool = False
     saved_facts: tuple[object, ...] | None = None
     saved_at: datetime | None = None
@@ -124,7 +125,9 @@ class FleetMirror:
                 known = self._known.get(stored.report.name)
                 self._latencies_to_save.discard(stored.report.name)
                 if known is not None:
-                    known.saved_facts, known.saved_at = self._facts(stored.report), stored.reported_at
+                    saved = facts(stored.report, self._max_load)
+                    known.saved_facts = known.facts if saved == known.facts else saved
+                    known.saved_at = stored.reported_at
             for name in alive:
                 known = self._known.get(name)
                 if known is not None:
@@ -201,14 +204,18 @@ class FleetMirror:
         known = self._known.get(stored.report.name)
         if known is not None:
             stored = completed(stored, known.stored.report)
-        report, facts = stored.report, self._facts(stored.report)
-        self._own(report)
-        self._note_station(report, known)
-        if known is not None and known.facts == facts and not known.is_stale:
+        report, matters = stored.report, facts(stored.report, self._max_load)
+        is_same = known is not None and known.facts == matters and not known.is_stale
+        if known is not None and is_same and known.owns_all:  # nearly every report
             known.stored = stored
             return known
+        owns_all = self._own(report)
+        self._note_station(report, known)
+        if known is not None and is_same:
+            known.stored, known.owns_all = stored, owns_all
+            return known
         self.version += 1
-        fresh = _Known(stored, facts, self._to_node(report))
+        fresh = _Known(stored, matters, self._to_node(report), owns_all)
         if known is not None:
             fresh.saved_facts, fresh.saved_at = known.saved_facts, known.saved_at
         self._known[report.name] = fresh
@@ -254,33 +261,21 @@ class FleetMirror:
             artifacts=artifact_names(report.artifacts or ()),
         )
 
-    def _facts(self, report: NodeReport) -> tuple[object, ...]:
-        """Return what a placement depends on, without the measurements that change every second."""
-        load = report.load
-        return (
-            report.host,
-            report.cpu_cores,
-            report.memory_mib,
-            tuple(sorted(report.labels.items())),
-            report.echo_at,
-            # Both: rounding alone would hide that a node is too busy from now on, or no longer.
-            None if load is None else (round(load, 1), load >= self._max_load),
-            report.artifacts or (),
-            tuple(
-                (d.id, d.model, d.memory_mib, d.tflops, d.nvlink, d.numa, unavailable_reason(d))
-                for d in report.devices
-            ),
-        )
+    def _own(self, report: NodeReport) -> bool:
+        """Let devices belong to the node that reported them first, as long as it does.
 
-    def _own(self, report: NodeReport) -> None:
-        """Let devices belong to the node that reported them first, as long as it does."""
+        Return whether all of the report's belong to its node now.
+        """
+        owns_all = True
         for device in report.devices:
             owner = self._known.get(self._owner.get(device.id, ""))
             if owner is not None and not owner.is_stale and has_device(owner.stored.report, device.id):
+                owns_all = owns_all and owner.stored.report.name == report.name
                 continue
             if self._owner.get(device.id) != report.name:
                 self._owner[device.id] = report.name
                 self.version += 1
+        return owns_all
 
     def _is_owned(self, device_id: str, node: str) -> bool:
         return self._owner.get(device_id, node) == node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.store.repository import Repository
 
@@ -26,7 +27,10 @@ def holders_of(desk: Desk, repository: Repository) -> HoldersOf:
         by_device = desk.board.by_device
 
         def on_board(device: str) -> tuple[Holder, ...]:
-            held = (entry.held for entry in by_device.get(device, ()))
+            entries = by_device.get(device)
+            if entries is None:  # most devices, once a second each
+                return ()
+            held = (entry.held for entry in entries)
             return tuple(Holder(each.lease_id, each.nodes) for each in held if each is not None)
 
         return on_board
@@ -35,3 +39,10 @@ def holders_of(desk: Desk, repository: Repository) -> HoldersOf:
         for device in lease.at_work():
             held_by[device] = (*held_by.get(device, ()), Holder(lease.row.id, lease.nodes))
     return lambda device: held_by.get(device, ())
+
+
+def held_of(body: ReportBody, holders: HoldersOf) -> list[tuple[str, Holder]]:
+    """Return the devices of a report that live leases hold, once for each of the leases."""
+    return [
+        (device.id, holder) for node in body.nodes for device in node.devices for holder in holders(device.id)
+    ]

@@ -10,14 +10,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 from airflow_gpu_provider.broker.peers import Peers, of_gang
-from airflow_gpu_provider.reports import ReportAnswer, ReportBody
+from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.auth import echo_key
 from airflow_gpu_provider.server.fleet import FleetMirror
 
 #: Long enough for an estimate: an agent asks twice a second.
 ROUND_S = 6.0
+
+
+class News(NamedTuple):
+    """What an agent is told of whom to measure, as `ReportAnswer` has it."""
+
+    peers: dict[str, str] | None
+    peer_plan: str
+    echo_key: str
+
+
+_NONE = News(None, "", "")
 
 
 class Probing:
@@ -30,16 +42,14 @@ class Probing:
         self._peers = Peers(())
         self._plans: dict[Hashable, tuple[dict[str, str], str]] = {}  #: of this round
 
-    def complete(
-        self, answer: ReportAnswer, body: ReportBody, gangs: Iterable[tuple[str, ...]], now: datetime
-    ) -> ReportAnswer:
-        """Return the answer with the peers of the reporting host, where they are news to it.
+    def news(self, body: ReportBody, gangs: Iterable[tuple[str, ...]], now: datetime) -> News:
+        """Return the peers of the reporting host, where they are news to it.
 
         ``gangs`` are the nodes of each lease that holds one of its devices.
         """
         own = {node.name: node.echo_at for node in body.nodes if node.echo_at is not None}
         if not own:
-            return answer
+            return _NONE
         self._turn(int(now.timestamp() // ROUND_S))
         shared = frozenset(gang for gang in gangs if len(gang) > 1)
         key = (tuple(own.items()), shared)
@@ -47,9 +57,7 @@ class Probing:
         if found is None:
             found = self._plans[key] = self._plan(own, shared)
         peers, plan = found
-        if plan == body.peer_plan:
-            return answer.model_copy(update={"peer_plan": plan})
-        return answer.model_copy(update={"peers": peers, "peer_plan": plan, "echo_key": self._key})
+        return News(None, plan, "") if plan == body.peer_plan else News(peers, plan, self._key)
 
     def _turn(self, number: int) -> None:
         """Begin another round: the one moment when new nodes are taken in, because that sorts all of them."""

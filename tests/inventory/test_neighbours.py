@@ -76,12 +76,10 @@ def test_the_broker_names_peers_of_other_hosts_once_and_those_of_a_gang_always()
     beside = nodes[0].model_copy(update={"name": "n1b"})  # another node of the same host
     fleet.fold([*nodes, beside], NOW)
     body = ReportBody(nodes=(nodes[0], beside))
-    answer = probing.complete(ReportAnswer(), body, [], NOW)
+    answer = probing.news(body, [], NOW)
     assert answer.peers == {"n2": "10.0.0.2:9339"} and len(bytes.fromhex(answer.echo_key)) == 32
-    again = probing.complete(ReportAnswer(), body.model_copy(update={"peer_plan": answer.peer_plan}), [], NOW)
+    again = probing.news(body.model_copy(update={"peer_plan": answer.peer_plan}), [], NOW)
     assert (again.peers, again.peer_plan) == (None, answer.peer_plan)
-    gang = probing.complete(ReportAnswer(), body, [("n1", "n3")], NOW)
+    gang = probing.news(body, [("n1", "n3")], NOW)
     assert gang.peers == {"n2": "10.0.0.2:9339", "n3": "10.0.0.3:9339"}
-    assert probing.complete(ReportAnswer(), ReportBody(nodes=(NODE,)), [], NOW).peers is None, (
-        "it measures nothing"
-    )
+    assert probing.news(ReportBody(nodes=(NODE,)), [], NOW).peers is None, "it measures nothing"

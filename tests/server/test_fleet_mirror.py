@@ -7,7 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from airflow_gpu_provider.reports import NodeReport
+from airflow_gpu_provider.server import fleet as fleet_module
 from airflow_gpu_provider.server.fleet import FleetMirror
+from airflow_gpu_provider.server.reported import has_device
 from airflow_gpu_provider.store.nodes import StoredNode
 
 from .conftest import report
@@ -197,3 +199,46 @@ def test_a_device_is_found_by_who_looks_while_it_is_noted() -> None:
     assert fleet.device("GPU-n1-1") is not None
     readers[0].join(20)
     assert found[0] is not None
+
+
+def test_a_report_that_tells_nothing_new_costs_no_look_at_who_else_has_its_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = mirror()
+    looks: list[str] = []
+
+    def counted(told: NodeReport, device_id: str) -> bool:
+        looks.append(device_id)
+        return has_device(told, device_id)
+
+    monkeypatch.setattr(fleet_module, "has_device", counted)
+    fleet.fold([report("a"), report("b")], NOW)
+    looks.clear()
+    for second in range(1, 4):
+        assert not fleet.fold(
+            [with_utilisation(report(name), second / 10) for name in ("a", "b")], after(second)
+        )
+    assert looks == []
+    assert fleet.fold([report("a", gpus=3)], after(4)) and looks, "other devices: whose are they?"
+
+
+def test_a_device_of_two_nodes_passes_to_the_other_when_the_first_falls_silent_and_stays_there() -> None:
+    fleet, twin = mirror(), report("b").model_copy(update={"devices": report("a").devices})
+    devices = [device.id for device in twin.devices]
+
+    def owners(second: float) -> dict[str, int]:
+        return {node.name: len(node.devices) for node in fleet.fleet(after(second)).nodes}
+
+    fleet.fold([report("a"), twin], NOW)
+    fleet.fold([report("a"), twin], after(1))
+    assert owners(2) == {"a": 2, "b": 0}
+    fleet.age(after(12))  # a has been silent since
+    fleet.fold([twin], after(12))
+    assert owners(12) == {"a": 0, "b": 2}
+    for second in (13, 14):
+        fleet.fold([report("a"), twin], after(second))
+        assert owners(second) == {"a": 0, "b": 2}
+        assert fleet.also_reported_by(devices[0], "a") == "b"
+    fleet.fold([report("b")], after(15))
+    fleet.fold([report("a")], after(16))
+    assert owners(16) == {"a": 2, "b": 2}, "b no longer has them"
