@@ -22,6 +22,7 @@ from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.reconciler import TaskState
 from airflow_gpu_provider.training.run_file import RunRecord, RunState, read_record
 from tests.server.conftest import report
+from tests.training.oracle import expected_weights
 from tests.training.running import ROOT, is_alive
 
 STEPS = 200
@@ -148,6 +149,28 @@ def test_a_retry_goes_on_with_the_run_whose_worker_was_killed(
     (workers.attempt / "delivered.json").unlink()
     again = workers.end(workers.start(3))
     assert again["result"] == said["result"]
+
+
+@pytest.mark.slow
+def test_a_retry_goes_on_with_a_run_that_took_idle_devices_meanwhile(
+    workers: Workers, states: dict[str, str], broker: Broker
+) -> None:
+    params = {"steps": STEPS, "pause_s": 0.1, "hold_at": HOLD_AT, "hold_file": str(workers.go_on)}
+    elastic = {"shard_count": "1-2", "gpus": 1, "train_params": params}
+    worker = workers.start(**elastic)
+    until(lambda: (record := workers.record()) and record.growths, "the idle device is used")
+    grown = workers.where()
+    assert grown.request.gpus == 2
+    worker.kill()
+    retry = workers.start(2, **elastic)
+    until(lambda: [c.try_number for _, c in broker.repository.live_leases()] == [2], "the lease is passed on")
+    ((held, _),) = broker.repository.live_leases()
+    assert (held.row.id, len(held.devices)) == (grown.lease_id, 2)
+    workers.go_on.touch()
+    said = workers.end(retry)
+    assert said["result"]["steps"] == STEPS and said["result"]["resumed_from"] is None, said
+    assert said["result"]["state_sha256"] == expected_weights(10, STEPS)
+    assert broker.repository.live_leases() == []
 
 
 def test_a_run_whose_task_is_over_saves_and_gives_its_devices_back(
