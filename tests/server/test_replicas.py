@@ -159,7 +159,7 @@ def test_a_new_leader_that_never_heard_of_the_node_does_not_end_its_leases(repli
     until_granted(leader, claim_id)
     nodes = follower.nodes.load()
     follower.mirror._known.clear()  # the agent talked to the leader only, which died before it stored that
-    follower.nodes.load = list  # type: ignore[method-assign]
+    follower.nodes.glance = list  # type: ignore[method-assign]
     leader.stop()
     until_leading(follower)
     with pytest.raises(BrokerUnavailable, match="ask again"):
