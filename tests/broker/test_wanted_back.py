@@ -51,6 +51,12 @@ def test_several_claims_that_wait_want_what_serves_all_of_them() -> None:
     assert fitted(engine, held, 2, 4).wanted_back == 1, "the pair, which comes later, cannot have two"
 
 
+def test_claims_that_ask_for_the_same_want_a_device_each() -> None:
+    held = lease("x", "n0/0 n0/1 n0/2 n0/3")
+    engine = engine_of(fleet(1, 4), [held], claim("one"), claim("two"), claim("three"), claim("four"))
+    assert (fitted(engine, held, 2, 4).wanted_back, fitted(engine, held, 1, 4).wanted_back) == (2, 3)
+
+
 def test_who_waits_for_other_devices_or_for_more_than_there_would_be_wants_nothing_back() -> None:
     some = fleet_of(node("a", 4, "V100"), node("b", 1, "A100"))
     held, busy = lease("x", "a/0 a/1 a/2", model="V100"), lease("busy", "b/0")

@@ -72,6 +72,12 @@ def tell_step(words: str, params: dict[str, Any]) -> None:
             file.write(f"{words}\n")
 
 
+def wait_while_late(params: dict[str, Any]) -> None:
+    """Take long to build the model, for as long as a file exists."""
+    while "late_file" in params and os.path.exists(params["late_file"]):
+        time.sleep(0.05)
+
+
 def pause_s(params: dict[str, Any]) -> float:
     """Return how long to wait between two steps: not at all once a file says to hurry."""
     is_hurried = "hurry_file" in params and os.path.exists(params["hurry_file"])
@@ -88,6 +94,7 @@ def train(ctx: Any) -> dict[str, Any]:
     """Train as ``params`` say: ``steps``, ``pause_s`` between them, and which mistake to make where."""
     net = model().to(ctx.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    wait_while_late(ctx.params)
     ctx.register(net, optimizer)
     was_cut = False
     for step in ctx.steps(ctx.params.get("steps", 60)):

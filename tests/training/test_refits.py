@@ -84,7 +84,12 @@ def trained(
         spare_slots=slots.spares,
         least_devices=RANGE.least,
         max_respawns=4,
-        params={"steps": STEPS, "pause_s": 0.15, "hurry_file": str(hurry)},
+        params={
+            "steps": STEPS,
+            "pause_s": 0.15,
+            "hurry_file": str(hurry),
+            "late_file": str(tmp_path / "late"),
+        },
     )
     holder = Holder(running.plan.run_dir, is_idle)
     has_acted = False
@@ -157,3 +162,20 @@ def test_a_shard_that_is_lost_while_devices_leave_costs_nothing_and_they_leave(
     record, holder = trained(training, act, chain([True], repeat(False)), tmp_path, growths=2)
     assert holder.left == [("GPU-b",)] and holder.held == ["GPU-a"]
     assert "on 1 device(s)" in record.growths[1] and len(record.failures) == 1
+
+
+def test_devices_that_others_want_go_back_before_the_newcomers_on_them_are_ready(
+    training: Callable[..., Running], tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+
+    def act(running: Running) -> bool:
+        record = running.run.record()
+        assert record is not None
+        if record.step >= 10 and not late.exists():
+            late.touch()  # who is started from now on does not get ready
+        return "The devices stay as they were" in " ".join(note.sentence for note in record.notes)
+
+    lent_once = chain(iter(late.exists, True), [True], repeat(False))
+    record, holder = trained(training, act, lent_once, tmp_path, growths=0)
+    assert holder.left == [("GPU-b",)] and record.growths == [] and record.failures == []
