@@ -103,7 +103,7 @@ def broker_of_one_host(folder: Path, devices: int) -> Iterator[tuple[Broker, str
     def states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
         return {task: TaskState("running", 1) for task in tasks}
 
-    broker.upkeep._task_states = states
+    broker.upkeep.reconciler._task_states = states
     broker.start()
     try:
         broker.report(ReportBody(nodes=(report(gpus=devices, simulated=True),)))

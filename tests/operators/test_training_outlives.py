@@ -104,7 +104,7 @@ def states(broker: Broker) -> dict[str, str]:
     def task_states(tasks: Iterable[TaskId]) -> dict[TaskId, TaskState]:
         return {task: TaskState(said["train"], 1) for task in tasks}
 
-    broker.upkeep._task_states = task_states
+    broker.upkeep.reconciler._task_states = task_states
     broker.report(ReportBody(nodes=(report(simulated=True),)))
     return said
 
