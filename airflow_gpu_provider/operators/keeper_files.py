@@ -56,6 +56,11 @@ class Whereabouts(BaseModel):
         """True while the process below it runs; it is the last of the run to end."""
         return self.guard is not None and started_at(self.guard) == self.guard_started
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Host, process id and start: what tells the keeper from every other process."""
+        return self.host, str(self.pid), self.started
+
     def write(self, path: Path) -> None:
         """Replace the file at once."""
         write_json(path, self.model_dump_json(indent=1))

@@ -119,10 +119,17 @@ class KeptRun:
             self._process.poll()
         return self._where.is_alive
 
-    def go_on(self, lease: LeaseView, hook: GpuBrokerHook) -> None:
-        """Let the keeper hold the lease for this try, which got it from an earlier one."""
+    def go_on(self, lease: LeaseView, hook: GpuBrokerHook) -> bool:
+        """Let the keeper hold the lease that this try got from an earlier one; False: it has ended."""
         orders = Orders(broker=BrokerAddress.of(hook.gpu_conn_id, hook.connection()), lease=lease)
         leave_orders(self.paths.keeper_orders, orders)
+        deadline = time.monotonic() + lease.ttl_s / 3
+        while self.is_alive and self.paths.keeper_orders.exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if self.is_alive or not self.paths.keeper_orders.exists():
+            return True
+        self.paths.keeper_orders.unlink(missing_ok=True)
+        return False
 
     def _renew_until_held(self, lease: LeaseView, hook: GpuBrokerHook) -> None:
         """Keep the lease while its keeper starts, which takes a while where a host has much to do."""

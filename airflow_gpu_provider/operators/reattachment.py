@@ -59,6 +59,12 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     return None
 
 
+def ended_well(run: KeptRun) -> bool:
+    """Stop a run that this try's lease is not for; True: it ended well while the try asked for devices."""
+    run.stop()
+    return is_undelivered(run)
+
+
 def is_undelivered(run: KeptRun) -> bool:
     """Say whether a run ended well while no task looked on: its result is still to be handed over."""
     record = run.record()

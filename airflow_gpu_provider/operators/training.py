@@ -21,10 +21,11 @@ from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.launchers.choice import check_launcher
 from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror, with_remote_checkpoint
+from airflow_gpu_provider.operators.die_with_parent import dying_with_parent
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_task_over
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
-from airflow_gpu_provider.operators.reattachment import last_run, remember_run, run_to_go_on_with
+from airflow_gpu_provider.operators.reattachment import ended_well, last_run, remember_run, run_to_go_on_with
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
 from airflow_gpu_provider.operators.script_output import ScriptOutput
@@ -184,6 +185,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._needs = self._needs.looked_up(self, context)
         return super().claim_body(context).model_copy(update={"outlives_worker": True})
 
+    @dying_with_parent()
     def execute(self, context: Context) -> Any:
         """Go on with the run of an earlier try where there is one, else ask for devices and start one."""
         with fail_the_hopeless():
@@ -193,6 +195,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
                 return self._conclude(context, self._found)
         return super().execute(context)
 
+    @dying_with_parent()
     def conclude(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on after the triggerer waited for the training."""
         with fail_the_hopeless():
@@ -224,16 +227,16 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._check_host(held)
         # A task that was deferred works in another process than it asked.
         run = self._found or run_to_go_on_with(self, context)
-        if run is not None and run.is_alive and run.where.lease_id == held.lease_id:
-            run.go_on(held.view, held.hook)
+        if run is not None and run.where.lease_id == held.lease_id and run.go_on(held.view, held.hook):
             self.log.info("Going on with the training of an earlier try in %s", run.plan.run_dir)
+        elif run is not None and ended_well(run):
+            held.release("done")
+            return self._conclude(context, run)
         else:
-            if run is not None:
-                run.stop()  # its lease is not this try's
             run = self._start(context, held)
         self._following = run, held.view, hook_for_the_end(held.hook)
         if self.deferrable:
-            trigger = TrainingTrigger(held.claim_id, self.gpu_conn_id)
+            trigger = TrainingTrigger(held.claim_id, self.gpu_conn_id, run.where.identity)
             self.defer(trigger=trigger, method_name="conclude")
         return self._conclude(context, run)
 

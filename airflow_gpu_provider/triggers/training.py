@@ -7,13 +7,17 @@ since its devices were taken back. The task then looks at the run's record for i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.exceptions import BrokerUnavailable, GpuProviderError
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.training.process_identity import started_at
 from airflow_gpu_provider.wire import ClaimState, WaitBody
 
 _LOOK_S = 5.0
@@ -25,16 +29,19 @@ class TrainingTrigger(BaseTrigger):
 
     :param claim_id: the claim whose lease the training holds
     :param gpu_conn_id: connection of type `gpu`
+    :param keeper: host, process id and start of the run's keeper, for a person's end of the task
     """
 
-    def __init__(self, claim_id: str, gpu_conn_id: str) -> None:
+    def __init__(self, claim_id: str, gpu_conn_id: str, keeper: Sequence[str] = ()) -> None:
         super().__init__()
         self.claim_id = claim_id
         self.gpu_conn_id = gpu_conn_id
+        self.keeper = tuple(keeper)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and plain arguments."""
-        arguments = {"claim_id": self.claim_id, "gpu_conn_id": self.gpu_conn_id}
+        arguments: dict[str, Any] = {"claim_id": self.claim_id, "gpu_conn_id": self.gpu_conn_id}
+        arguments["keeper"] = list(self.keeper)
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -47,12 +54,31 @@ class TrainingTrigger(BaseTrigger):
         yield TriggerEvent({"claim_id": self.claim_id, "why": why})
 
     async def on_kill(self) -> None:
-        """End the training when a person ends the deferred task; not on restarts of the triggerer."""
+        """End the training when a person ends the deferred task; not on restarts of the triggerer.
+
+        A keeper on this host saves first and then gives its lease back. One elsewhere loses it.
+        """
+        if self._stop_keeper_here():
+            self.log.info("The task was ended from outside: its training saves and stops.")
+            return
         hook = GpuBrokerHook(self.gpu_conn_id)
         try:
             await hook.acancel(self.claim_id)
         finally:
             await hook.aclose()
+
+    def _stop_keeper_here(self) -> bool:
+        if not self.keeper or self.keeper[0] != local_host():
+            return False
+        pid, started = int(self.keeper[1]), self.keeper[2]
+        if started_at(pid) != started:
+            return False
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except (ProcessLookupError, PermissionError) as error:
+            self.log.warning("The keeper of the training cannot be told to stop: %s", error)
+            return False
+        return True
 
     async def _wait(self, hook: GpuBrokerHook) -> str:
         while True:
