@@ -100,7 +100,9 @@ class Resizing:
         surplus = [part_of(layout, lease.request, [place]) for place in places]
         kinds = self._floor.kinds_around(members[least:])
         near = [each for each in self._pending.classes.values() if each.kinds & kinds]
-        heads = self._pending.heads(self._share, near)
+        heads = list(self._pending.heads(self._share, near))
+        if not self._share.is_on:  # with quotas, what one gets moves its team's others back
+            heads = [each for each in heads for _ in each.queue[: len(surplus)]]
         waiting = (
             self._keeping.key_for(each.first, each.key, now)
             for each in heads

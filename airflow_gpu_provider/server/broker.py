@@ -29,6 +29,7 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.holders import HoldersOf, held_of, holders_of
 from airflow_gpu_provider.server.leader import Leader
+from airflow_gpu_provider.server.other_reports import take_in
 from airflow_gpu_provider.server.outbox import Outbox
 from airflow_gpu_provider.server.preempting import renewal
 from airflow_gpu_provider.server.probing import Probing
@@ -132,7 +133,7 @@ class Broker:
     def start(self) -> None:
         """Load the fleet and start the leader's loop. Raise BrokerUnavailable for a second one on SQLite."""
         self._sole.take()
-        self.mirror.merge(self.nodes.load())
+        take_in(self.mirror, self.nodes)
         self.drains.refresh()
         self.reservations.refresh()
         self.history.start()
@@ -169,7 +170,7 @@ class Broker:
             entry = await self._ask(Collect(claim_id), lambda: self._collect_from_tables(claim_id))
         if self._lacks_device(entry):
             # The node may be so new that this replica, or the leader that has just begun, never heard of it.
-            await run_in_threadpool(lambda: self.mirror.merge(self.nodes.load()))
+            await run_in_threadpool(take_in, self.mirror, self.nodes)
         if not self._lacks_device(entry):
             return entry
         if not self.desk.is_open or self._is_new(entry):

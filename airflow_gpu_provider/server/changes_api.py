@@ -16,6 +16,7 @@ from airflow_gpu_provider.server.board import Entry
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import AcceptMove, Change, CommitMove, DeclineMove, Resize
 from airflow_gpu_provider.server.draft import NotLeading
+from airflow_gpu_provider.server.other_reports import take_in
 from airflow_gpu_provider.server.program_route import Call, program_route
 
 
@@ -62,7 +63,7 @@ async def _ask_leader(broker: Broker, request: Change) -> Entry:
     except NotLeading:
         claim_id, wanted_back = await broker.asks.ask(request)
     # The lease may be on a node so new that this replica has not heard of it.
-    await run_in_threadpool(lambda: broker.mirror.merge(broker.nodes.load()))
+    await run_in_threadpool(lambda: take_in(broker.mirror, broker.nodes))
     entry = await broker.find(claim_id)
     if entry.held is not None:  # no table says it: it is of this moment
         entry = replace(entry, held=replace(entry.held, wanted_back=wanted_back))

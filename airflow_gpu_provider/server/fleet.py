@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
@@ -18,24 +18,12 @@ from airflow_gpu_provider.broker.flavors import Flavor
 from airflow_gpu_provider.broker.model import Fleet, Node, NodeName
 from airflow_gpu_provider.broker.peers import Station
 from airflow_gpu_provider.reports import DeviceReport, NodeReport
+from airflow_gpu_provider.server.known import Known
 from airflow_gpu_provider.server.latencies import Latencies
 from airflow_gpu_provider.server.reported import completed, facts, has_device, to_device
-from airflow_gpu_provider.store.nodes import StoredNode
+from airflow_gpu_provider.store.nodes import Glance, StoredNode
 
 _REFRESH_S = 3.0
-
-
-@dataclass(slots=True)
-class _Known:
-    """A node with what was derived from its newest report."""
-
-    stored: StoredNode
-    facts: tuple[object, ...]
-    node: Node
-    owns_all: bool  #: its devices belong to it: nobody takes them while it reports the same
-    is_stale: bool = False
-    saved_facts: tuple[object, ...] | None = None
-    saved_at: datetime | None = None
 
 
 class FleetMirror:
@@ -58,7 +46,7 @@ class FleetMirror:
         self._stale_after_s = stale_after_s
         self._forget_after_s = forget_after_s
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         #: the node that each device belongs to: two agents may report the same one
         self._owner: dict[str, str] = {}
         self._latencies = Latencies()
@@ -88,6 +76,22 @@ class FleetMirror:
                     taken = self._take(node)
                     taken.saved_facts, taken.saved_at = taken.facts, node.reported_at
 
+    def unread(self, glances: Iterable[Glance]) -> list[str]:
+        """Return the nodes of which the tables have news; note those that only are still alive."""
+        news = []
+        with self._lock:
+            for each in glances:
+                known = self._known.get(each.name)
+                if known is None:
+                    news.append(each.name)
+                elif known.stored.reported_at < each.reported_at:
+                    if known.stored.change == each.change:
+                        taken = self._take(replace(known.stored, reported_at=each.reported_at))
+                        taken.saved_at = each.reported_at
+                    else:
+                        news.append(each.name)
+        return news
+
     def age(self, now: datetime) -> None:
         """See which nodes became stale, drop those that left for good, and take in what was measured."""
         with self._lock:
@@ -114,7 +118,7 @@ class FleetMirror:
             for name, known in self._known.items():
                 if known.saved_facts != known.facts or name in self._latencies_to_save:
                     changed.append(self._whole(known.stored))
-                elif known.saved_at is None or _seconds(known.saved_at, known.stored) >= _REFRESH_S:
+                elif known.unsaved_s() >= _REFRESH_S:
                     alive.append(name)
         return changed, alive
 
@@ -200,7 +204,7 @@ class FleetMirror:
     _devices_version = -1
     _devices: Mapping[str, tuple[DeviceReport, NodeReport]] = {}
 
-    def _take(self, stored: StoredNode) -> _Known:
+    def _take(self, stored: StoredNode) -> Known:
         known = self._known.get(stored.report.name)
         if known is not None:
             stored = completed(stored, known.stored.report)
@@ -215,13 +219,13 @@ class FleetMirror:
             known.stored, known.owns_all = stored, owns_all
             return known
         self.version += 1
-        fresh = _Known(stored, matters, self._to_node(report), owns_all)
+        fresh = Known(stored, matters, self._to_node(report), owns_all)
         if known is not None:
             fresh.saved_facts, fresh.saved_at = known.saved_facts, known.saved_at
         self._known[report.name] = fresh
         return fresh
 
-    def _note_station(self, report: NodeReport, known: _Known | None) -> None:
+    def _note_station(self, report: NodeReport, known: Known | None) -> None:
         is_same = known is not None and known.stored.report.labels == report.labels and not known.is_stale
         if is_same and self.addresses.get(report.name) == report.echo_at:
             return
@@ -283,7 +287,3 @@ class FleetMirror:
     def _stale_reason(self, is_stale: bool) -> str | None:
         # Without the age: the sentence becomes part of reasons that are written only where they change.
         return f"no report for more than {self._stale_after_s:g} s" if is_stale else None
-
-
-def _seconds(earlier: datetime, stored: StoredNode) -> float:
-    return (stored.reported_at - earlier).total_seconds()

@@ -28,6 +28,7 @@ from airflow_gpu_provider.server.drains import Drains
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.lead import Lead
+from airflow_gpu_provider.server.other_reports import take_in
 from airflow_gpu_provider.server.places import WORKED_OUT
 from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.requests import sync
@@ -147,7 +148,7 @@ class Leader(threading.Thread):
         """Take the board and the engine from the tables."""
         self._store.take_events(term)  # what they tell is in the tables by now
         now = self._clock()
-        self._mirror.merge(self._nodes.load())
+        take_in(self._mirror, self._nodes)
         board = Board(decided=self._desk.board.decided, decided_keys=self._desk.board.decided_keys)
         for entry in self._stored.waiting_or_held():
             board.add(entry)

@@ -5,6 +5,7 @@ Used by `fleet`, which folds reports in memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 
 from airflow_gpu_provider.broker.model import Device, DeviceId, NodeName
@@ -60,7 +61,7 @@ def completed(stored: StoredNode, before: NodeReport) -> StoredNode:
             )
             for device in before.devices
         )
-    return StoredNode(report.model_copy(update=known), stored.reported_at) if known else stored
+    return replace(stored, report=report.model_copy(update=known)) if known else stored
 
 
 def unavailable_reason(device: DeviceReport) -> str | None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from airflow_gpu_provider.server.other_reports import take_in
 from airflow_gpu_provider.server.reconciler import Reconciler, TaskStates
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 _CLEAN_UP_S = 600.0  # old history out of the database
-_OVERLAP_S = 10.0  # between two looks at others' nodes: their clocks and commits may be late
 _STOPS_S = 10.0
 
 
@@ -39,7 +39,6 @@ class Upkeep(threading.Thread):
         ttl_s = broker.settings.lease_ttl_s
         self.reconciler = Reconciler(broker.desk, task_states, ttl_s=ttl_s, clock=broker.clock)
         self._stopping = threading.Event()
-        self._nodes_seen_at: datetime | None = None
         self._next_clean_up = 0.0
 
     def stop(self) -> None:
@@ -71,8 +70,7 @@ class Upkeep(threading.Thread):
         others = nodes.touch(alive, now)
         nodes.save(mirror.stored(others))
         mirror.mark_saved(changed, alive)
-        mirror.merge(nodes.load_others(self._nodes_seen_at))
-        self._nodes_seen_at = now - timedelta(seconds=_OVERLAP_S)
+        take_in(mirror, nodes)
         mirror.age(now)
         broker.drains.refresh()
         broker.reservations.refresh()

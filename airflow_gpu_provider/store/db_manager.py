@@ -53,7 +53,7 @@ class GpuDBManager(BaseDBManager):
     migration_dir = str(_HERE / "migrations")
     alembic_file = str(_HERE / "alembic.ini")
     supports_table_dropping = True
-    revision_heads_map = {"0.1.0": "0013"}  # noqa: RUF012 - Airflow's own form
+    revision_heads_map = {"0.1.0": "0014"}  # noqa: RUF012 - Airflow's own form
 
     def get_alembic_config(self) -> Config:
         """Return the configuration for the broker's database, which may be one of its own."""

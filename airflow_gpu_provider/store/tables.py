@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     DateTime,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Sequence,
     String,
     Table,
     Text,
@@ -56,6 +58,9 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
 
 
+#: numbers what is written of nodes; each number is given once, by whichever replica
+node_change = Sequence("gpu_node_change", metadata=metadata)
+
 node = Table(
     "gpu_node",
     metadata,
@@ -63,6 +68,7 @@ node = Table(
     Column("report", JSON, nullable=False),  # reports.NodeReport
     Column("reported_at", UtcDateTime, nullable=False),
     Column("reported_to", String(250), nullable=True),  # the replica that its agent talks to
+    Column("change", BigInteger, nullable=False, server_default="0"),  # another with each report written
     Index("ix_gpu_node_reported_at", "reported_at"),
 )
 

@@ -89,6 +89,11 @@ class Handover:
             return self._take_over(membership, now)
         return membership
 
+    def call_off(self, membership: Membership) -> Membership:
+        """Let every rank stay where it is, as long as none has been handed over."""
+        is_open = self.stage in (Stage.WARMING, Stage.PAUSING)
+        return self._retreat(membership) if is_open else membership
+
     def _waiting(self, membership: Membership) -> set[str]:
         """Return the newcomers without a rank: one may have taken its own already, which was vacant."""
         return set(self.newcomers.values()) - membership.members.keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from statistics import fmean, median
@@ -113,6 +114,8 @@ class Observer:
 
     def _note_straggler(self, holders: Mapping[int, str]) -> None:
         found, known = self._paces.straggler, self._record.straggler
+        if found is not None and self._is_crowded(holders, found.rank):
+            found = None  # as slow as can be: others have more of a device for themselves
         if found is None:
             if known is not None:
                 self._tell(f"Shard {known.rank} no longer keeps the others waiting")
@@ -130,6 +133,12 @@ class Observer:
         )
         if not is_known:
             self._tell(self._record.straggler.sentence)
+
+    def _is_crowded(self, holders: Mapping[int, str], rank: int) -> bool:
+        """Say whether a shard of an elastic run shares its device with more shards than others do."""
+        on = Counter(self._children.slot(uid).device_ids for uid in holders.values())
+        place = self._children.slot(holders[rank]).device_ids
+        return self._plan.least_devices is not None and on[place] > min(on.values())
 
     # -- no speed ------------------------------------------------------------------------------------------
 

@@ -105,6 +105,8 @@ class Refit:
         if not self._is_on:
             return membership
         if self._handover is not None:
+            if self._is_wanted_back(self._handover, now):
+                membership = self._handover.call_off(membership)
             return self._go_on(self._handover, membership, now)
         if self._talk.asked is None:
             self._ask(now)
@@ -119,7 +121,20 @@ class Refit:
     # -- asking
     def _ask(self, now: float) -> None:
         held = len(self._held) if self._held is not None else self._range.least
-        most = self._calm.most(held, self._range, now)
+        self._ask_for(self._calm.most(held, self._range, now), held, now)
+
+    def _is_wanted_back(self, handover: Handover, now: float) -> bool:
+        """Say whether others wait for devices on which newcomers, who may take long, get ready still."""
+        if handover.stage is not Stage.WARMING or self._change is None or self._change.leave:
+            return False
+        if self._talk.asked is None:
+            held = len(self._held or ())
+            self._ask_for(held, held, now)
+            return False
+        is_fit, answer = self._talk.asked.verb is Verb.FIT, self._talk.hear(now)
+        return is_fit and answer is not None and answer.wanted_back > 0
+
+    def _ask_for(self, most: int, held: int, now: float) -> None:
         if now < self._ask_at or self._record.state is not RunState.RUNNING or most <= self._range.least:
             return
         self._ask_at = now + _ASK_EVERY_S
@@ -226,7 +241,7 @@ class Refit:
         self._calm = self._calm.gave_back(now)
         self._ask_at = now + _ASK_EVERY_S
         sentence = "" if change is None else change.sentence
-        self._record.note(f"The devices stay as they were, a newcomer was lost ({sentence})")
+        self._record.note(f"The devices stay as they were, nothing came to work on new ones ({sentence})")
         spare = max(0, len(self._held or ()) - self._range.least)
         if unused[:spare]:
             self._give_back(tuple(unused[:spare]), now)
