@@ -81,6 +81,9 @@ _DCGM = Arg(
     help="exporters, none, or the address of a Prometheus (default: exporters)",
     default="exporters",
 )
+_END_LEFTOVERS = Arg(
+    ("--end-leftovers",), help="Delete pods whose lease has ended, if their task did not", action="store_true"
+)
 _ONCE = Arg(("--once",), help="Report once and exit", action="store_true")
 _PRINT = Arg(("--print",), help="Also print each report as JSON", action="store_true")
 _HOST = Arg(("--host",), help="Address to listen on (default: 127.0.0.1)", default="127.0.0.1")
@@ -166,6 +169,7 @@ def get_cli_commands() -> list[GroupCommand]:
                     _TOKEN_FILE,
                     _NAMESPACES,
                     _DCGM,
+                    _END_LEFTOVERS,
                     _ONCE,
                     _PRINT,
                     module=_CLUSTERS,

@@ -23,7 +23,13 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [
-            _modules("operators.asking", "operators.leased", "operators.product_batch", "operators.training")
+            _modules(
+                "operators.asking",
+                "operators.gpu_pods",
+                "operators.leased",
+                "operators.product_batch",
+                "operators.training",
+            )
         ],
         "sensors": [_modules("sensors.artifacts")],
         "hooks": [_modules("hooks.broker")],

@@ -47,6 +47,15 @@ _CAUSES = {
     FailureCause.OUT_OF_MEMORY.value: (RetryAction.DEFAULT, "ask for more: memory=..., host_memory=..."),
     FailureCause.NETWORK.value: (RetryAction.DEFAULT, "check the network between the nodes"),
     FailureCause.STORAGE.value: (RetryAction.DEFAULT, "make room on the disk, or make it writable"),
+    "evicted": (RetryAction.RETRY, "its node was drained or short of memory; other nodes may do"),
+    "pod_preempted": (RetryAction.RETRY, "a pod of higher priority took its place"),
+    "node_lost": (RetryAction.RETRY, "its node was lost; another try gets others"),
+    "pod_refused": (RetryAction.RETRY, "its node did not take the pod; another try may get others"),
+    "pod_deleted": (RetryAction.RETRY, "someone deleted a pod"),
+    "pod_configuration": (RetryAction.FAIL, "correct command, secrets or pod_override"),
+    "image": (RetryAction.DEFAULT, "correct the image's name, or the registry's access"),
+    "unschedulable": (RetryAction.DEFAULT, "look for what the broker does not see: quotas, other schedulers"),
+    "not_started": (RetryAction.DEFAULT, "raise start_timeout, or look at the node's kubelet"),
     FailureCause.CRASHED.value: (RetryAction.DEFAULT, "native code ended a shard; see its last lines"),
 }
 _MOST_DOUBLINGS = 4

@@ -28,6 +28,7 @@ HEAVY = (
 )
 #: What a DAG author writes at the top of a file.
 PUBLIC = (
+    "airflow_gpu_provider.operators.gpu_pods",
     "airflow_gpu_provider.operators.leased",
     "airflow_gpu_provider.operators.training",
     "airflow_gpu_provider.decorators.gpu",

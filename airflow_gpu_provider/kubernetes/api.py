@@ -25,11 +25,13 @@ class ClusterApi:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
-    def pages(self, path: str, fields: str = "") -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(
+        self, path: str, fields: str = "", labels: str = ""
+    ) -> Iterator[tuple[list[dict[str, Any]], str]]:
         """Yield a collection in pages, each with the version that a watch may go on from."""
         token = ""
         while True:
-            query = {"limit": str(_PAGE), "continue": token, "fieldSelector": fields}
+            query = {"limit": str(_PAGE), "continue": token, "fieldSelector": fields, "labelSelector": labels}
             with closing(self._get(path, query, _ANSWER_S)) as response:
                 page = json.loads(response.data)
             yield page["items"], page["metadata"]["resourceVersion"]
@@ -37,7 +39,9 @@ class ClusterApi:
             if not token:
                 return
 
-    def open_watch(self, path: str, version: str, *, fields: str, lasts_s: int, silent_s: float) -> Watch:
+    def open_watch(
+        self, path: str, version: str, *, fields: str, labels: str, lasts_s: int, silent_s: float
+    ) -> Watch:
         """Open a watch from ``version``; it fails when nothing at all comes for ``silent_s``."""
         query = {
             "watch": "true",
@@ -45,6 +49,7 @@ class ClusterApi:
             "resourceVersion": version,
             "timeoutSeconds": str(lasts_s),
             "fieldSelector": fields,
+            "labelSelector": labels,
         }
         return Watch(self._get(path, query, silent_s))
 

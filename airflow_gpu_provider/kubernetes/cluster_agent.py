@@ -22,6 +22,7 @@ from airflow_gpu_provider.inventory.agent import Agent, Report
 from airflow_gpu_provider.inventory.agent_cli import StopSignal
 from airflow_gpu_provider.inventory.reporter import HttpReporter, TokenSource
 from airflow_gpu_provider.kubernetes.api import ClusterApi, client_of_kubeconfig
+from airflow_gpu_provider.kubernetes.leftovers import PodLeftovers, ender
 from airflow_gpu_provider.kubernetes.metrics import Metrics
 from airflow_gpu_provider.kubernetes.mirror import ClusterMirror
 from airflow_gpu_provider.kubernetes.probe import ClusterProbe, ClusterProbes
@@ -45,6 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "several times; default: all, which needs the right to watch pods in all")  # fmt: skip
     add("--dcgm", default="exporters", metavar="WHERE", help="what the GPUs do: 'exporters' asks each node's "
         "DCGM exporter, an address like http://prometheus:9090 that Prometheus; 'none'")  # fmt: skip
+    add(
+        "--end-leftovers",
+        action="store_true",
+        help="delete pods whose lease has ended, if their task did not",
+    )
     add("--once", action="store_true", help="report once and exit")
     add("--print", action="store_true", help="also print each report as JSON; with --once needs no --url")
 
@@ -83,7 +89,10 @@ def run(clients: Mapping[str, ApiClient], options: argparse.Namespace) -> int:
             probe.start()
             ending.callback(probe.stop)
             probes.append(probe)
-        agent = Agent(ClusterProbes(probes), SparingReports(report))
+        leftovers = None
+        if options.end_leftovers:
+            leftovers = PodLeftovers({probe.mirror: ender(clients[probe.name]) for probe in probes})
+        agent = Agent(ClusterProbes(probes), SparingReports(report), leftovers=leftovers)
         if not options.once:
             agent.run(StopSignal().wait)
             return 0

@@ -43,6 +43,11 @@ class ClusterMirror:
                 for name, node in sorted(self._nodes.items())
             ]
 
+    def leased_pods(self) -> list[PodUse]:
+        """Return the pods that carry a lease."""
+        with self._lock:
+            return [pod for pod in self._pods.values() if pod.lease]
+
     def exporters(self) -> list[PodUse]:
         """Return the DCGM exporters of nodes with GPUs."""
         with self._lock:

@@ -6,8 +6,8 @@ are asked for by resources below `GPU_PREFIX`.
 
 from __future__ import annotations
 
-import uuid
-from functools import lru_cache
+import hashlib
+import json
 
 GPU_PREFIX = "nvidia.com/"
 
@@ -16,7 +16,8 @@ LEASE_LABEL = "airflow-gpu-provider/lease"
 #: label of a reported node: the cluster that it belongs to
 CLUSTER_LABEL = "kubernetes-cluster"
 
-_SLOTS = uuid.UUID("3b0a9c54-7a0f-5d3e-8f57-0d1c8a7be2f1")
+#: label of pods and services that the provider starts: the task, whichever try
+TASK_LABEL = "airflow-gpu-provider/task"
 
 
 def node_name(cluster: str, node: str) -> str:
@@ -24,10 +25,21 @@ def node_name(cluster: str, node: str) -> str:
     return f"{cluster}/{node}"
 
 
-@lru_cache(maxsize=200_000)
 def slot_id(cluster: str, node: str, resource: str, index: int) -> str:
     """Return the id of a slot, the same for the same place whoever reports it.
 
     A slot is no particular GPU: Kubernetes counts, and a node's kubelet picks the GPU when a pod starts.
     """
-    return f"GPU-slot-{uuid.uuid5(_SLOTS, f'{cluster}/{node}/{resource}/{index}')}"
+    return f"{node_name(cluster, node)}/{resource}/{index}"
+
+
+def resource_of(slot: str) -> str | None:
+    """Return the resource that a slot is counted under; None when this is no slot of a cluster."""
+    parts = slot.rsplit("/", 3)
+    is_slot = len(parts) == 4 and f"{parts[1]}/" == GPU_PREFIX and parts[3].isdecimal()
+    return f"{parts[1]}/{parts[2]}" if is_slot else None
+
+
+def task_label(*task: object) -> str:
+    """Return the value of `TASK_LABEL` for a task: its ids may hold what a label may not."""
+    return hashlib.sha256(json.dumps(task).encode()).hexdigest()[:32]

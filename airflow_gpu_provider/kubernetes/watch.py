@@ -51,14 +51,15 @@ class Watcher:
         collection: Collection,
         *,
         fields: str = "",
+        labels: str = "",
         chance: random.Random | None = None,
         pause_s: float = _FIRST_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = api
+        self.api = api
         self._path = path
         self._collection = collection
-        self._fields = fields
+        self._selectors = {"fields": fields, "labels": labels}
         self._chance = chance or random.Random()
         self._pause_s = pause_s
         self._clock = clock
@@ -106,7 +107,7 @@ class Watcher:
     def _list(self) -> None:
         objects: list[dict[str, Any]] = []
         version = ""
-        for page, at in self._api.pages(self._path, self._fields):
+        for page, at in self.api.pages(self._path, **self._selectors):
             objects += page
             version = at
         self._collection.replace(objects)
@@ -116,8 +117,8 @@ class Watcher:
 
     def _follow(self) -> None:
         lasts_s = self._chance.randint(*_LASTS_S)
-        watch = self._api.open_watch(
-            self._path, self._version, fields=self._fields, lasts_s=lasts_s, silent_s=_SILENT_S
+        watch = self.api.open_watch(
+            self._path, self._version, lasts_s=lasts_s, silent_s=_SILENT_S, **self._selectors
         )
         self._watch = watch
         if self._stopping.is_set():
