@@ -83,7 +83,10 @@ class Resizing:
             return None
         if wanted := self._wanted_back(lease, wish.least, now):
             return Fitted(Resized(lease), wanted)
-        became, more = Resized(lease), wish.gpus - lease.request.gpus
+        spares = len(lease.devices) - lease.request.gpus
+        # On a full fleet nothing is searched.
+        idle = spares + int((self._capacity.milli >= lease.request.milli).sum())
+        became, more = Resized(lease), min(idle, wish.gpus - lease.request.gpus)
         while more > 0:
             found = self.resize(lease_id, Wish(gpus=became.lease.request.gpus + more), now)
             if isinstance(found, Resized):
