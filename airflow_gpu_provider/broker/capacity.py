@@ -99,8 +99,9 @@ class Capacity:
         return cls(layout, is_open(layout, max_load))
 
     def copy(self) -> Capacity:
-        """Return a capacity of its own with the same amounts."""
-        other = Capacity(self.layout, self.open)
+        """Return a capacity of its own with the same amounts. Of its nodes nobody keeps an index yet."""
+        other = Capacity.__new__(Capacity)  # nothing is computed that is copied anyway: forecasts copy a lot
+        other.layout, other.open, other.changed = self.layout, self.open, set()
         other.milli, other.cpu, other.memory = self.milli.copy(), self.cpu.copy(), self.memory.copy()
         other.free_of_kind = list(self.free_of_kind)
         return other

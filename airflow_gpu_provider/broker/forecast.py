@@ -8,15 +8,15 @@ estimate that nothing promises would let later claims pass on a guess. The next 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from airflow_gpu_provider.broker.capacity import Capacity, Part, Place, part_of
-from airflow_gpu_provider.broker.layout import BoolArray, FloatArray, IntArray
+from airflow_gpu_provider.broker.layout import BoolArray
 from airflow_gpu_provider.broker.model import GpuRequest
+from airflow_gpu_provider.broker.releases import Releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,17 @@ class Forecast:
         #: [B, W] devices that a claim of unknown start takes as they come: nobody else can count on them
         self._spoken_for: BoolArray = np.zeros_like(free.open)
         self._booked: dict[int, tuple[int, int]] = {}  # node: milli-cores, MiB of blocked claims
-        self._at = np.zeros(0)
-        self._devices: IntArray = np.zeros((0, 4), np.int64)  # event, bank, slot, milli
-        self._nodes: IntArray = np.zeros((0, 4), np.int64)  # event, node, milli-cores, MiB
-        self._add_endings(list(endings))
+        self._releases = Releases(endings)
+        #: free once all has ended of which it is known
+        self._at_last = self._releases.until(self._releases.times[-1], self._free)
+        self._guess = 0  #: the moment at which the last claim starts: the next one's is near
 
     def book(self, part: Part, ends_in_s: float | None) -> None:
         """Count a part as taken from now on, until it ends if that is known."""
-        self._free.take(part)
+        self._take(part)
         if ends_in_s is not None:
-            self._add_endings([(ends_in_s, part)])
+            self._releases.add(ends_in_s, part)
+            self._at_last.give(part)
 
     def expect(self, request: GpuRequest, groups: Sequence[BoolArray]) -> Expected:
         """Return when the request starts on one of the groups and what to keep for it, and book that."""
@@ -57,7 +58,7 @@ class Forecast:
         seconds = self._earliest(request, countable)
         if seconds is None:
             return self.expect_unknown(request, groups)
-        then = self._then(seconds)
+        then = self._releases.until(seconds, self._free)
         devices = next(each for each in countable if then.fits(request, each))
         places = _nearest(self._free, then, request, devices)
         part = part_of(self._free.layout, request, places)
@@ -78,7 +79,7 @@ class Forecast:
         places, devices = min(near, key=lambda each: (self._lacking(request, each[0]), -int(each[1].sum())))
         partly_free = [place for place in places if self._free.milli[place] > 0]
         keep = part_of(self._free.layout, request, partly_free)
-        self._free.take(keep)
+        self._take(keep)
         self._spoken_for |= devices
         return Expected(None, keep)
 
@@ -98,42 +99,52 @@ class Forecast:
         freed_memory = max(0, int(then.memory[node] - self._free.memory[node]) - booked_memory)
         return node, max(0, cpu - freed_cpu), max(0, memory - freed_memory)
 
+    def _take(self, part: Part) -> None:
+        self._free.take(part)
+        self._at_last.take(part)
+
     def _earliest(self, request: GpuRequest, groups: Sequence[BoolArray]) -> float | None:
-        times: FloatArray = np.unique(np.append(self._at, 0.0))
-        first, last = 0, len(times) - 1
-        if not self._then(float(times[last])).fits_one_of(request, groups):
+        if not self._at_last.fits_one_of(request, groups):
             return None
-        # What is free only grows with time (bookings count from now), hence bisection.
-        while first < last:
-            middle = (first + last) // 2
-            if self._then(float(times[middle])).fits_one_of(request, groups):
-                last = middle
+        times = self._releases.times
+
+        def fits(moment: int) -> bool:
+            return self._releases.until(times[moment], self._free).fits_one_of(request, groups)
+
+        # What is free only grows with time: bookings count from now.
+        self._guess = _first(fits, len(times), self._guess)
+        return times[self._guess]
+
+
+def _first(fits: Callable[[int], bool], count: int, guess: int) -> int:
+    """Return the first of ``count`` moments that fits, of which the last one does.
+
+    It looks ever farther away from the guess, then halves what is left.
+    """
+    guess, step = min(guess, count - 1), 1
+    low, high = -1, count - 1  # none up to low fits, high does
+    if fits(guess):
+        high = guess
+        while high > 0 and low < 0:
+            probe = max(0, guess - step)
+            if fits(probe):
+                high, step = probe, 2 * step
             else:
-                first = middle + 1
-        return float(times[first])
-
-    def _then(self, seconds: float) -> Capacity:
-        then = self._free.copy()
-        device = self._devices[self._at[self._devices[:, 0]] <= seconds]
-        node = self._nodes[self._at[self._nodes[:, 0]] <= seconds]
-        np.add.at(then.milli, (device[:, 1], device[:, 2]), device[:, 3])
-        np.add.at(then.cpu, node[:, 1], node[:, 2])
-        np.add.at(then.memory, node[:, 1], node[:, 3])
-        return then
-
-    def _add_endings(self, endings: list[tuple[float, Part]]) -> None:
-        first = len(self._at)
-        self._at = np.append(self._at, [seconds for seconds, _ in endings])
-        self._devices = np.append(self._devices, _rows(first, [part.devices for _, part in endings]), axis=0)
-        self._nodes = np.append(self._nodes, _rows(first, [part.nodes for _, part in endings]), axis=0)
-
-
-def _rows(first: int, parts: Sequence[Sequence[tuple[int, int, int]]]) -> IntArray:
-    """Return the rows of all parts, each behind the number of its part."""
-    sizes = [len(rows) for rows in parts]
-    events = np.repeat(np.arange(first, first + len(parts)), sizes)
-    flat = np.fromiter(chain.from_iterable(chain.from_iterable(parts)), np.int64, 3 * sum(sizes))
-    return np.column_stack((events, flat.reshape(-1, 3)))
+                low = probe
+    else:
+        low = guess
+        while (probe := guess + step) < high:
+            if fits(probe):
+                high = probe
+                break
+            low, step = probe, 2 * step
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _nearest(now: Capacity, then: Capacity, request: GpuRequest, devices: BoolArray) -> tuple[Place, ...]:
