@@ -7,6 +7,7 @@ truth is the cluster's: names follow from the lease, so a call that got no answe
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -97,7 +98,8 @@ class PodGang:
         """Start or adopt the pods; end them in any case, with as much grace as there is then."""
         self._delete(f"{TASK_LABEL}={self._gang.task},{LEASE_LABEL}!={self._gang.lease}")
         try:
-            self._start()
+            with _refusals_told():
+                self._start()
             self._watcher.start()
             yield self
         finally:
@@ -234,6 +236,26 @@ class PodGang:
                 each: f"{failure.cause.value}: {failure.evidence}" for each, failure in failures.items()
             },
         )
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Turn what the cluster refuses into an error that says what to change."""
+    from kubernetes.client import ApiException
+
+    try:
+        yield
+    except ApiException as error:
+        try:
+            words = json.loads(error.body or "")["message"]
+        except (ValueError, KeyError, TypeError):
+            words = error.reason
+        is_wrong = error.status in (400, 422)
+        advice = "correct pod_override, command or env" if is_wrong else "look at rights and quotas there"
+        raise WorkerGroupFailed(
+            f"The cluster does not take the pods (HTTP {error.status}): {words}; {advice}.",
+            reason=(PodCause.CONFIGURATION if is_wrong else PodCause.NOT_STARTED).value,
+        ) from error
 
 
 def _repeated(call: Callable[[], T], *, patience_s: float = _PATIENCE_S) -> T:

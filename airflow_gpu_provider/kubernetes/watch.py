@@ -81,7 +81,8 @@ class Watcher:
         self._stopping.set()
         if (watch := self._watch) is not None:
             watch.close()
-        self._thread.join()
+        if self._thread.is_alive():  # else it was never started
+            self._thread.join()
 
     @property
     def version(self) -> str:

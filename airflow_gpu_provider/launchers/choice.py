@@ -16,8 +16,8 @@ def check_launcher(name: str) -> str:
     """Return ``name`` when there is such a launcher, else raise InvalidRequest."""
     if name == "kubernetes":
         raise InvalidRequest(
-            "launcher='kubernetes' comes with the Kubernetes part, which this version does not have yet; use "
-            "launcher='auto' or 'local': the training then runs on the worker's own host."
+            "launcher='kubernetes' does not exist yet; use launcher='auto' or 'local': the training then "
+            "runs on the worker's own host. GpuPodsOperator runs an image, say with torchrun, in pods."
         )
     if name not in _LOCAL:
         raise InvalidRequest(f"launcher={name!r}: allowed are 'auto' and 'local'.")

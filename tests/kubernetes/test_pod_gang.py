@@ -196,6 +196,18 @@ def test_an_api_server_that_is_busy_and_then_away_costs_nothing(cluster: Imitati
     assert cluster.all("pods") == []
 
 
+@pytest.mark.parametrize(("code", "cause"), [(403, "not_started"), (422, "pod_configuration")])
+def test_pods_that_the_cluster_does_not_take_are_told_and_none_is_left(
+    cluster: Imitation, made: Made, code: int, cause: str
+) -> None:
+    cluster.api.faults.refuse("^POST .*/pods", code, "Forbidden")
+    with pytest.raises(WorkerGroupFailed, match="a fault of the imitation") as failed:
+        runs(made(gang()))
+    assert failed.value.reason == cause
+    assert cluster.all("services") == []
+    cluster.wait_for(lambda: cluster.all("pods") == [], "the pod that was taken is gone")
+
+
 def test_a_large_gang_starts_and_ends_together(cluster: Imitation, made: Made) -> None:
     cluster.create(*(gpu_node(f"gpu-{number}", gpus=2) for number in range(3, 24)))
     cluster.kubelet.fates["gpu-"] = Fate(runs_s=0.2)
