@@ -99,6 +99,8 @@ class Children:
         }
         order = Order(uid, str(self._plan_file), str(self._plan.paths.log(uid)), environment)
         pid = self._nursery.start(order) if self._nursery is not None else None
+        if pid is None:  # of a nursery that is gone there may be a half-started shard
+            self._staying.update(end_children(spared=self._own() | self._staying, within_s=1.0))
         process = _Forked(pid) if pid is not None else _start_cold(order)
         self._children[uid] = _Child(process, slot, kernel_oom_kills())
 

@@ -13,9 +13,12 @@ import importlib
 import json
 import logging
 import os
+import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +41,8 @@ _IMPORTS = (
     "airflow_gpu_provider.training.memory_limit",
     "airflow_gpu_provider.training.telemetry",
 )
+#: a fork takes milliseconds
+_ANSWER_WITHIN_S = 15.0
 _ADOPTION_S = 10.0
 
 
@@ -78,16 +83,19 @@ class Nursery:
         return cls(pid, ours_out, ours_in)
 
     def start(self, order: Order) -> int | None:
-        """Return the process id of a new shard, None when the nursery is gone."""
+        """Return the process id of a new shard, None when the nursery is gone or does not answer."""
         if not self._is_open:
             return None
         try:
             self._orders.write(json.dumps(asdict(order)) + "\n")
-            answer = self._answers.readline()
+            has_answered = bool(select.select([self._answers], [], [], _ANSWER_WITHIN_S)[0])
+            answer = self._answers.readline() if has_answered else ""
         except BrokenPipeError:
             answer = ""
         if not answer:
             self._is_open = False
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # it may only be stuck, and start this shard later
             log.warning("The process that starts shards quickly is gone; they start slowly from here on")
             return None
         return int(answer)

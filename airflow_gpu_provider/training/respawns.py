@@ -27,6 +27,16 @@ class RespawnBudget:
         self._version = max(self._version, version)
 
 
+def unfilled(vacant: int, left: int, limit: int, *, last: str) -> str:
+    """Say why ranks stay vacant, with ``left`` of ``limit`` starts, and what would help."""
+    used = f"all {limit} respawns are used without progress in between"
+    return (
+        f"{vacant} more shard(s) were lost than there were spares, and "
+        f"{'all other devices are suspect' if left else used}; the last: {last}. A retry resumes from the "
+        "last checkpoint; raise redundancy to keep more spares."
+    )
+
+
 class RestartBudget:
     """The restarts of a script: `limit` without anything new saved, ten times that without a long round."""
 

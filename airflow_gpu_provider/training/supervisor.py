@@ -24,7 +24,7 @@ from airflow_gpu_provider.training.network_watch import NetworkWatch
 from airflow_gpu_provider.training.nursery import Nursery
 from airflow_gpu_provider.training.observer import Observer
 from airflow_gpu_provider.training.plan import RunPlan, Slot
-from airflow_gpu_provider.training.respawns import RespawnBudget
+from airflow_gpu_provider.training.respawns import RespawnBudget, unfilled
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.stop_request import StopRequest
 from airflow_gpu_provider.training.sync_retries import MAX_TRIES, SyncRetries, Verdict
@@ -109,7 +109,7 @@ class Supervisor:
             self.record.note(sentence)
         self.record.step = max(0, self._liveness.version())
         self._observer.observe(self._watch.counters, self._membership, self._liveness, now)
-        self.record.respawns_left = self._respawns.left(self._liveness.version())
+        self._note_respawns(self._respawns.left(self._liveness.version()))
         if self.record.step > 0 and self.record.state is RunState.STARTING:
             self.record.state = RunState.RUNNING
 
@@ -180,14 +180,8 @@ class Supervisor:
             self._publish()
         elif not promised.keys() >= set(self._membership.vacant):
             last = self.record.failures[-1].sentence if self.record.failures else "with the places of a move"
-            why = f"all {self._plan.max_respawns} respawns are used without progress in between"
-            if self.record.respawns_left:
-                why = "all other devices are suspect"
-            self._fail(
-                f"{len(self._membership.vacant)} more shard(s) were lost than there were spares, and {why}; "
-                f"the last: {last}. A retry resumes from the last checkpoint; raise redundancy to keep more "
-                "spares."
-            )
+            budget = (self.record.respawns_left, self._plan.max_respawns)
+            self._fail(unfilled(len(self._membership.vacant), *budget, last=last))
 
     def _refill_spares(self) -> None:
         """Start replacements for lost processes: at once for a vacant rank, in the background for a spare."""
@@ -205,6 +199,13 @@ class Supervisor:
             uid = self._start_process(slot)
             self._membership = self._membership.add_spare(uid)
             log.info("%s is started as a replacement, %d respawns left", uid, self.record.respawns_left)
+
+    def _note_respawns(self, left: int) -> None:
+        """Keep what is left; when progress brings some back, spares that were not replaced are."""
+        before, self.record.respawns_left = self.record.respawns_left, left
+        is_calm = self._membership.is_complete and not self._growth.promised
+        if left > before and is_calm and not (self._stop.is_asked or self._final_seen):
+            self._refill_spares()
 
     def _grow(self, now: float) -> None:
         if self._stop.is_asked:
