@@ -11,30 +11,28 @@ from __future__ import annotations
 
 import math
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from airflow_gpu_provider.broker.engine import Engine
-from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId, Placement
+from airflow_gpu_provider.broker.model import Decisions, DeviceId, LeaseId
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest
 from airflow_gpu_provider.server.board import Board, Entry
 from airflow_gpu_provider.server.changes import Change, lapse
 from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.draft import Asked, Draft, NotLeading, fail
-from airflow_gpu_provider.server.held import HeldDevices
+from airflow_gpu_provider.server.grants import grant
 from airflow_gpu_provider.server.preempting import is_over, take_back, wait_again
 from airflow_gpu_provider.server.requests import Request, Submit, apply
-from airflow_gpu_provider.store.changes import places_of
 from airflow_gpu_provider.store.endings import Ending
 from airflow_gpu_provider.store.history import DeviceOf
 from airflow_gpu_provider.store.leadership import StaleTerm, Term
-from airflow_gpu_provider.store.turns import Grant, Overtaken, Turn, TurnStore
+from airflow_gpu_provider.store.turns import Overtaken, Turn, TurnStore
 from airflow_gpu_provider.wire import ClaimState
 
 _ATTEMPTS = 5
@@ -223,7 +221,7 @@ class Desk:
             self._expire(lease_id, draft)
         self._reject(decisions, draft)
         for placement in decisions.placements:
-            self._grant(placement, draft)
+            grant(placement, self, draft)
         for lease_id in decisions.lapsed:
             lapse(self.board.by_lease[lease_id], self, draft)
         take_back(decisions, self, draft)
@@ -249,45 +247,6 @@ class Desk:
                     entry, ClaimState.REJECTED, reason.code.value, reason.text
                 )
             )
-
-    def _grant(self, placement: Placement, draft: Draft) -> None:
-        entry, now = self.entry(placement.claim_id, draft), draft.turn.now
-        is_attended = placement.claim_id in self.attended
-        lives_s = self.settings.lease_ttl_s if is_attended else self.settings.collect_within_s
-        node_of = self.node_of
-        held = HeldDevices(
-            lease_id=str(uuid.uuid4()),
-            epoch=1,
-            devices=placement.devices,
-            spares=placement.spares,
-            nodes=tuple(sorted({node_of[d] for d in (*placement.devices, *placement.spares)})),
-            match_degree=placement.match_degree,
-            granted_at=now,
-            expires_at=now + timedelta(seconds=lives_s),
-            collected=is_attended,
-            shares=placement.shares,
-        )
-        places = places_of(held.parts, len(held.devices), node_of)
-        draft.turn.grants.append(
-            Grant(
-                lease_id=held.lease_id,
-                claim_id=placement.claim_id,
-                match_degree=placement.match_degree,
-                expires_at=held.expires_at,
-                collected_at=now if is_attended else None,
-                devices=tuple(place.row(held.lease_id) for place in places.values()),
-            )
-        )
-        for row in draft.turn.claims:
-            if row["id"] == placement.claim_id:
-                row["state"] = ClaimState.GRANTED.value
-        draft.then.append(lambda: self._hold(entry, held, placement))
-
-    def _hold(self, entry: Entry, held: HeldDevices, placement: Placement) -> None:
-        self.board.hold(entry, held)
-        if self.engine is not None:
-            self.engine.granted(placement, entry.lease())
-        self._decided([entry.claim_id])
 
     def end(self, entry: Entry, state: ClaimState, reason_code: str, reason: str | None = None) -> None:
         """Show on the board that a claim is over, and tell those who wait for it."""
