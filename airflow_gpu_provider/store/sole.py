@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 
 from sqlalchemy import Engine
 
@@ -27,7 +28,10 @@ class SoleProcess:
         """Raise BrokerUnavailable, which says what to do, while another process serves this database."""
         if self._path is None or self._file is not None:
             return
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _no_mark(self._path, error) from None
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -49,3 +53,25 @@ class SoleProcess:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _no_mark(path: str, error: OSError) -> BrokerUnavailable:
+    """Return why the mark cannot be made or opened: most often an earlier broker ran as another user."""
+    try:
+        owner = f" (it belongs to user {_name_of(os.stat(path).st_uid)})"
+    except OSError:
+        owner = ""
+    return BrokerUnavailable(
+        f"The mark {path}{owner}, by which only one process serves a SQLite database, cannot be opened as user "
+        f"{_name_of(os.geteuid())}: {error.strerror}. Serve the broker as the user that owns the database, or "
+        "give that user the database's folder and, while no broker runs, remove the mark; or set [gpu] "
+        "sql_alchemy_conn to a PostgreSQL database, which needs no mark.",
+        reason="no_mark",
+    )
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # in a container, users often have no name
+        return str(uid)

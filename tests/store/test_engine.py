@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,30 @@ def test_a_leader_that_freezes_within_a_transaction_does_not_block_the_next_one(
         assert connection.scalars(select(event.c.claim_id)).all() == []
     with pytest.raises(StaleTerm), writing(postgres) as connection:
         fence(connection, term)
+
+
+def test_a_mark_of_another_user_is_told_with_its_owner_and_what_to_do() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        mark = Path(folder, "gpu.db.gpu-broker")
+        mark.touch(mode=0o400)
+        sole = SoleProcess(make_engine(f"sqlite:///{folder}/gpu.db"))
+        with as_nobody(), pytest.raises(BrokerUnavailable, match=r"(?s)belongs to user.*PostgreSQL") as refused:
+            sole.take()
+        assert refused.value.reason == "no_mark" and str(mark) in refused.value.message
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Be a user who may not write where this one may; who is not root is refused as it is."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
 
 
 def test_a_second_process_on_sqlite_is_told_what_to_do_until_the_first_ends(tmp_path: Path) -> None:
