@@ -1,7 +1,8 @@
 """Engines for the broker's database, with the two dialects made to behave alike.
 
 On SQLite a write transaction takes the write lock at once (`BEGIN IMMEDIATE`): a read that later turns into
-a write fails with "database is locked" under WAL, whatever the timeout. On PostgreSQL nothing is special.
+a write fails with "database is locked" under WAL, whatever the timeout. On PostgreSQL each transaction bounds
+its own waits, since a pooler such as PgBouncer may give the session to somebody else after it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from airflow_gpu_provider.exceptions import InvalidRequest
 
 _WRITES = {"gpu_writes": True}  # execution option of a connection that will write
+_THINKS = {"gpu_thinks": True}  # and of one that may sleep between two statements
 _SQLITE_WAIT_S = 30
 _FROZEN_MS = 1000  # PostgreSQL ends a session that sleeps this long inside a transaction
 _LOCKED_MS = 5000
+_LOCKS = f"SET LOCAL lock_timeout = {_LOCKED_MS}"
+#: Begins a transaction: nobody waits for ever for a replica that was frozen inside one.
+BOUNDED = f"{_LOCKS};\nSET LOCAL idle_in_transaction_session_timeout = {_FROZEN_MS}"
 
 
 def make_engine(url: str) -> Engine:
@@ -37,7 +42,7 @@ def make_engine(url: str) -> Engine:
         # No ping before each use: it doubled the round trips of a turn. After a restart of the server the
         # first statement fails, the pool starts anew, and whoever asked is told to ask again.
         engine = create_engine(url, pool_size=10, max_overflow=20)
-        event.listen(engine, "connect", _bound_waits)
+        event.listen(engine, "begin", _begin_postgresql)
         return engine
     engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S, "check_same_thread": False})
     event.listen(engine, "connect", _configure_sqlite)
@@ -68,21 +73,19 @@ def allow_migrations(connection: Connection) -> None:
     claims would delete all leases with them. Within a transaction the switch does nothing. On PostgreSQL a
     migration that thinks for a second between two statements is not a frozen replica.
     """
-    is_sqlite = connection.dialect.name == "sqlite"
-    cursor = connection.connection.cursor()
-    cursor.execute("PRAGMA foreign_keys=OFF" if is_sqlite else "SET idle_in_transaction_session_timeout = 0")
-    cursor.close()
-    if not is_sqlite:
-        connection.connection.commit()
+    if connection.dialect.name == "sqlite":
+        cursor = connection.connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=OFF")
+        cursor.close()
+    else:
+        connection.execution_options(**_THINKS)
 
 
-def _bound_waits(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-    """Let nobody wait for ever for a replica that was frozen inside a transaction."""
-    cursor = connection.cursor()
-    cursor.execute(f"SET idle_in_transaction_session_timeout = {_FROZEN_MS}")
-    cursor.execute(f"SET lock_timeout = {_LOCKED_MS}")
-    cursor.close()
-    connection.commit()
+def _begin_postgresql(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    # Without a transaction there is none to be frozen in, and a LOCAL setting would be for nothing.
+    if options.get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql(_LOCKS if options.get("gpu_thinks") else BOUNDED)
 
 
 def _configure_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:

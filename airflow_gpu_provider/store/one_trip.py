@@ -22,6 +22,8 @@ from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import UpdateBase
 
+from airflow_gpu_provider.store.engine import BOUNDED
+
 Statement = UpdateBase | Select[Any]
 Row = Mapping[str, Any]
 _Bind = Callable[[Any], Any] | None
@@ -29,7 +31,7 @@ _Bind = Callable[[Any], Any] | None
 _FAILED = re.compile(r"gpu-requirement-(\d+)")
 _LOST = ("26000", "42P05")  # a prepared statement that is not there, or is there unexpectedly
 #: All is found by its key. A plan made while the tables were empty would read them whole for ever.
-_BY_KEY = "SET LOCAL plan_cache_mode = force_generic_plan;\nSET LOCAL enable_seqscan = off"
+_BY_KEY = f"{BOUNDED};\nSET LOCAL plan_cache_mode = force_generic_plan;\nSET LOCAL enable_seqscan = off"
 
 
 @dataclass(frozen=True, slots=True)

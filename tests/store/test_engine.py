@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.exc import DBAPIError
 
 from airflow_gpu_provider.exceptions import BrokerUnavailable
-from airflow_gpu_provider.store.engine import make_engine, writing
+from airflow_gpu_provider.store.engine import allow_migrations, looking, make_engine, writing
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, fence
 from airflow_gpu_provider.store.sole import SoleProcess
 from airflow_gpu_provider.store.tables import event
@@ -43,6 +43,29 @@ def test_a_leader_that_freezes_within_a_transaction_does_not_block_the_next_one(
         assert connection.scalars(select(event.c.claim_id)).all() == []
     with pytest.raises(StaleTerm), writing(postgres) as connection:
         fence(connection, term)
+
+
+def test_waits_are_bounded_in_each_transaction_and_nothing_stays_in_a_session_that_a_pooler_shares(
+    postgres: Engine,
+) -> None:
+    def bounds(connection: Connection) -> list[str]:
+        names = ("lock_timeout", "idle_in_transaction_session_timeout")
+        return [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
+
+    for transaction in (writing, looking):
+        with transaction(postgres) as connection:
+            connection.exec_driver_sql("SELECT 1")
+        raw = postgres.raw_connection()
+        raw.cursor().execute("RESET ALL")  # what a pooler gives next has none of our settings
+        raw.commit()
+        raw.close()
+        with transaction(postgres) as connection:
+            assert bounds(connection) == ["5s", "1s"], transaction
+    with postgres.connect().execution_options(isolation_level="AUTOCOMMIT") as others:
+        assert bounds(others) == ["0", "0"]
+    with postgres.connect() as connection:
+        allow_migrations(connection)
+        assert bounds(connection) == ["5s", "0"]
 
 
 def test_a_mark_of_another_user_is_told_with_its_owner_and_what_to_do() -> None:
