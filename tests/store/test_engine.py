@@ -74,7 +74,8 @@ def test_a_mark_of_another_user_is_told_with_its_owner_and_what_to_do() -> None:
         mark = Path(folder, "gpu.db.gpu-broker")
         mark.touch(mode=0o400)
         sole = SoleProcess(make_engine(f"sqlite:///{folder}/gpu.db"))
-        with as_nobody(), pytest.raises(BrokerUnavailable, match=r"(?s)belongs to user.*PostgreSQL") as refused:
+        told = "belongs to user .*PostgreSQL"
+        with as_nobody(), pytest.raises(BrokerUnavailable, match=told) as refused:
             sole.take()
         assert refused.value.reason == "no_mark" and str(mark) in refused.value.message
 
