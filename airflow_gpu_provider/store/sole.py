@@ -62,10 +62,10 @@ def _no_mark(path: str, error: OSError) -> BrokerUnavailable:
     except OSError:
         owner = ""
     return BrokerUnavailable(
-        f"The mark {path}{owner}, by which only one process serves a SQLite database, cannot be opened as user "
-        f"{_name_of(os.geteuid())}: {error.strerror}. Serve the broker as the user that owns the database, or "
-        "give that user the database's folder and, while no broker runs, remove the mark; or set [gpu] "
-        "sql_alchemy_conn to a PostgreSQL database, which needs no mark.",
+        f"The mark {path}{owner}, by which only one process serves a SQLite database, cannot be opened as "
+        f"user {_name_of(os.geteuid())}: {error.strerror}. Serve the broker as the user that owns the "
+        "database, or give that user the database's folder and, while no broker runs, remove the mark; or "
+        "set [gpu] sql_alchemy_conn to a PostgreSQL database, which needs no mark.",
         reason="no_mark",
     )
 
