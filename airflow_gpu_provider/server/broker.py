@@ -25,6 +25,7 @@ from airflow_gpu_provider.server.board import Entry, taken_for, task_of
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
+from airflow_gpu_provider.server.figures import Figures
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.holders import HoldersOf, held_of, holders_of
@@ -128,6 +129,7 @@ class Broker:
             wakeup=self.wakeup,
             clock=clock,
         )
+        self.figures = Figures(self)
         self.upkeep = Upkeep(self, task_states)
 
     def start(self) -> None:

@@ -143,6 +143,11 @@ class FleetMirror:
             known = sorted(name for name in self._known if names is None or name in names)
             return [self._whole(self._known[name].stored) for name in known]
 
+    def size(self) -> tuple[int, int]:
+        """Return how many nodes report, and how many devices they name."""
+        with self._lock:
+            return len(self._known), sum(len(each.stored.report.devices) for each in self._known.values())
+
     def latencies_among(self, names: Collection[str]) -> dict[str, dict[str, float]]:
         """Return what these nodes have measured of one another."""
         with self._lock:

@@ -278,16 +278,14 @@ def _move(held: HeldDevices) -> str | None:
 
 def status(broker: Broker) -> Status:
     """Return the figures of the whole broker."""
-    rows = nodes(broker)
-    entries = broker.entries()
-    devices = [device for node in rows for device in node.devices]
+    totals = broker.figures.totals()
     return Status(
         version=__version__,
         leader=broker.leadership.current(),
-        nodes=len(rows),
-        devices=len(devices),
-        free=round(sum(device.free for device in devices), 3),
-        pending=sum(entry.state is ClaimState.PENDING for entry in entries),
-        leases=sum(entry.held is not None for entry in entries),
+        nodes=totals.nodes,
+        devices=totals.devices,
+        free=totals.free,
+        pending=totals.pending,
+        leases=totals.leases,
         trouble=broker.upkeep.reconciler.trouble(broker.clock()),
     )
