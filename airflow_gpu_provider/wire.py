@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from airflow_gpu_provider.broker.artifact_names import artifact_names
+from airflow_gpu_provider.broker.label_names import checked_labels, checked_taints
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 
 API_PREFIX = "/gpu"
@@ -53,8 +54,9 @@ MOST_NAME = 250
 Name = Annotated[str, Field(max_length=MOST_NAME), AfterValidator(no_nul)]
 #: A path or a digest.
 Artifact = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(no_nul)]
-#: A label of a node, NAME=VALUE.
-Label = Annotated[str, Field(max_length=2 * MOST_NAME + 1, pattern="^[^=]+=.+$"), AfterValidator(no_nul)]
+#: Labels of nodes, NAME=VALUE.
+Labels = Annotated[tuple[str, ...], AfterValidator(checked_labels)]
+Taints = Annotated[tuple[str, ...], AfterValidator(checked_taints)]
 
 
 class Body(BaseModel):
@@ -114,8 +116,8 @@ class RequestBody(Body):
     task_class: Name | None = None
     artifacts: tuple[Artifact, ...] = Field((), max_length=100)
     artifacts_required: bool = False
-    node_labels: tuple[Label, ...] = Field((), max_length=100)
-    tolerates: tuple[Name, ...] = Field((), max_length=100)
+    node_labels: Labels = ()
+    tolerates: Taints = ()
 
     def to_request(self) -> GpuRequest:
         """Return the core's value."""

@@ -8,10 +8,11 @@ request is the next step, `admission.reject_reason`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from airflow_gpu_provider.broker.artifact_names import artifact_name
 from airflow_gpu_provider.broker.flavors import canonical_model
+from airflow_gpu_provider.broker.label_names import checked_labels, checked_taints
 from airflow_gpu_provider.broker.model import WHOLE_DEVICE, GpuRequest
 from airflow_gpu_provider.broker.units import parse_mib
 from airflow_gpu_provider.exceptions import InvalidRequest
@@ -84,7 +85,7 @@ def build_request(
         artifacts=named,
         artifacts_required=must_be_near,
         node_labels=_labels(node_labels),
-        tolerates=_names("tolerates", tolerates, 'taints of nodes that it may use, such as ["lab"]'),
+        tolerates=_taints(tolerates),
     )
 
 
@@ -214,13 +215,27 @@ def _artifacts(value: object) -> frozenset[str]:
 def _labels(value: object) -> frozenset[str]:
     """Return labels as "name=value", from such texts or a mapping."""
     example = 'labels that nodes must have, such as node_labels={"zone": "hall-1"} or ["zone=hall-1"]'
-    texts = [f"{name}={each}" for name, each in value.items()] if isinstance(value, Mapping) else value
-    found = _names("node_labels", texts, example)
-    for text in found:
-        name, _, wanted = text.partition("=")
-        if not name or not wanted:
-            raise InvalidRequest(f"node_labels={value!r}: {text!r} is no NAME=VALUE; write {example}")
-    return found
+    texts = value
+    if isinstance(value, Mapping):
+        texts = [f"{name}={each}" for name, each in value.items()]
+        odd = next((name for name in value if "=" in str(name)), None)
+        if odd is not None:
+            raise InvalidRequest(f"node_labels: the name {odd!r} has an = in it; write {example}")
+    return _checked("node_labels", _names("node_labels", texts, example), checked_labels)
+
+
+def _taints(value: object) -> frozenset[str]:
+    example = 'taints of nodes that it may use, such as ["lab"]'
+    return _checked("tolerates", _names("tolerates", value, example), checked_taints)
+
+
+def _checked(
+    argument: str, names: frozenset[str], check: Callable[[tuple[str, ...]], tuple[str, ...]]
+) -> frozenset[str]:
+    try:
+        return frozenset(check(tuple(sorted(names))))
+    except ValueError as wrong:
+        raise InvalidRequest(f"{argument}: {wrong}") from None
 
 
 def _names(argument: str, value: object, example: str) -> frozenset[str]:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from airflow_gpu_provider.broker.admission import reject_reason
 from airflow_gpu_provider.broker.cycle import decide
 from airflow_gpu_provider.broker.model import Claim, CyclePolicy, Fleet, GpuRequest, Node
 from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.wire import RequestBody
+from airflow_gpu_provider.wire import RequestBody, wrong_fields
 
 from .builders import NOW, claim, fleet_of, node, placed, request, snapshot, waiting
 from .conftest import Cycle
@@ -81,6 +82,36 @@ def test_what_an_author_writes_travels_as_it_is() -> None:
     for wrong in ({"node_labels": "zone"}, {"node_labels": [1]}, {"tolerates": 3}):
         with pytest.raises(InvalidRequest, match="such as"):
             build_request(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"node_labels": {"zone": "hall\n1"}}, r"'\\n' in it, which no agent says"),
+        ({"node_labels": ["zone=" + "x" * 500]}, "has 500 characters, at most 250"),
+        ({"node_labels": {f"label-{number}": "1" for number in range(101)}}, "101 are given, at most 100"),
+        ({"node_labels": {"zone=a": "b"}}, "the name 'zone=a' has an = in it"),
+        ({"node_labels": ["zone"]}, "is no NAME=VALUE"),
+        ({"tolerates": ["a\tb"]}, "printable characters only"),
+        ({"tolerates": "x" * 251}, "has 251 characters, at most 250"),
+    ],
+)
+def test_an_odd_label_is_refused_when_the_dag_is_parsed_and_told_what_to_write(
+    wrong: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        build_request(**wrong)
+    assert next(iter(wrong)) in refused.value.message
+
+
+@pytest.mark.parametrize("field", ["node_labels", "tolerates"])
+@pytest.mark.parametrize("odd", [["zone=a\nb"], ["zone=" + "x" * 501], ["zone=a"] * 101])
+def test_an_odd_label_on_the_wire_is_refused_in_our_words(field: str, odd: list[str]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RequestBody.model_validate({field: odd})
+    said = wrong_fields(refused.value)
+    assert any(part in said for part in ("at most 250", "at most 100 are allowed", "printable")), said
+    assert "pattern" not in said and "Tuple" not in said
 
 
 bound = st.builds(
