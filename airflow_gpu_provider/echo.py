@@ -8,15 +8,18 @@ sender address brings nobody more than what was sent. Pure, apart from addresses
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import socket
 from collections import OrderedDict
 
 SIZE = 32
 NONCE_BYTES = 8
+LEAST_PORT = 1024
 #: Answers a second for one source; a peer asks twice a second, and hosts may share an address behind a NAT.
 PER_SOURCE = 200
 _SOURCES = 4096
 _QUESTION, _ANSWER = b"AGP?", b"AGP!"
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 _TAG_BYTES = SIZE - NONCE_BYTES - len(_QUESTION)
 
 
@@ -65,6 +68,26 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not 0 < number < 65536:
         raise ValueError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), number
+
+
+def checked_address(text: str) -> str:
+    """Return where a host says that it answers; raise ValueError for what other hosts must not be sent to.
+
+    Whoever reports a node could else let the whole fleet send datagrams to all of a network or to a port of
+    the system.
+    """
+    teach = "write an IP address of the host itself and its UDP port, 10.0.0.5:9339 or [fd00::5]:9339"
+    try:
+        host, port = parse_address(text)
+        found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"{text!r} is not IP:PORT; {teach}") from None
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_multicast or found.is_unspecified or found == _BROADCAST:
+        raise ValueError(f"{text!r} is the address of no host (multicast, broadcast or none at all); {teach}")
+    if port < LEAST_PORT:
+        raise ValueError(f"{text!r}: ports below {LEAST_PORT} are the system's; give --latency-port another")
+    return text
 
 
 def written_address(host: str, port: int) -> str:

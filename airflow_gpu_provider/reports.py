@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from airflow_gpu_provider.echo import checked_address
 from airflow_gpu_provider.wire import MOST, MOST_GPUS, MOST_MIB, Artifact, Body, Name, no_nul
 
 MOST_ARTIFACTS = 10_000
@@ -60,7 +61,8 @@ class NodeReport(Body):
     latency_ms: dict[Name, Latency | None] = Field(default_factory=dict, max_length=MOST_LATENCIES)
     #: the share of questions without an answer, of those in ``latency_ms`` that lose any
     loss: dict[Name, Share] = Field(default_factory=dict, max_length=MOST_LATENCIES)
-    echo_at: Name | None = None  #: where it answers those who measure the latency to it, HOST:PORT
+    #: where it answers those who measure the latency to it, IP:PORT
+    echo_at: Annotated[Name, AfterValidator(checked_address)] | None = None
     devices: tuple[DeviceReport, ...] = ()
     agent_version: str = ""
     #: pretrained models and data sets on its disk, by path or digest; None = as told before

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from pydantic import ValidationError
 
 from airflow_gpu_provider.echo import (
     SIZE,
@@ -19,6 +20,8 @@ from airflow_gpu_provider.echo import (
     written_address,
 )
 from airflow_gpu_provider.latency import Latency, Window
+from airflow_gpu_provider.reports import NodeReport
+from airflow_gpu_provider.wire import wrong_fields
 
 KEY = b"a key of the fleet"
 NONCE = b"12345678"
@@ -57,6 +60,29 @@ def test_an_address_is_read_as_it_is_written(text: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("224.0.0.1:9339", "multicast"),
+        ("[ff02::1]:9339", "multicast"),
+        ("[::ffff:224.0.0.1]:9339", "multicast"),
+        ("255.255.255.255:9339", "broadcast"),
+        ("0.0.0.0:9339", "no host"),
+        ("[::]:9339", "no host"),
+        ("10.0.0.5:53", "ports below 1024"),
+        ("victim.example:9339", "not IP:PORT"),
+        ("2130706433:9339", "not IP:PORT"),
+        ("10.0.0.5", "not IP:PORT"),
+    ],
+)
+def test_a_report_cannot_send_the_fleet_to_what_is_no_hosts_own_address(text: str, told: str) -> None:
+    node = {"name": "n", "host": "h", "cpu_cores": 1, "memory_mib": 1}
+    with pytest.raises(ValidationError) as refused:
+        NodeReport.model_validate({**node, "echo_at": text})
+    assert told in wrong_fields(refused.value)
+    assert NodeReport.model_validate({**node, "echo_at": "[fd00::5]:9339"}).echo_at == "[fd00::5]:9339"
 
 
 def test_few_answers_are_no_estimate_and_lost_ones_are_no_zero() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from urllib.parse import urlsplit
 
-from airflow_gpu_provider.echo import local_address_towards, written_address
+from airflow_gpu_provider.echo import checked_address, local_address_towards, written_address
 from airflow_gpu_provider.latency import Estimate, Latency
 from airflow_gpu_provider.reports import NodeReport, ReportAnswer
 
@@ -94,6 +94,11 @@ def measured_on(port: int, *, address: str | None, broker_url: str | None) -> Ne
     own = address or local_address_towards(parts.hostname, parts.port or 80)
     if own is None:
         log.warning("No latency is measured: there is no way to %s; give --latency-address", parts.hostname)
+        return Neighbours()
+    try:
+        checked_address(written_address(own, port))
+    except ValueError as wrong:
+        log.warning("No latency is measured: %s, or give --latency-address", wrong)
         return Neighbours()
     try:
         latency = Latency(port=port)

@@ -34,7 +34,7 @@ def _measured(report: dict[str, Any], chance: random.Random, second: int, names:
         }
         for device in report["devices"]
     ]
-    place = {"echo_at": f"{report['name']}:9339", "latency_ms": latency_ms}
+    place = {"echo_at": "10.0.0.1:9339", "latency_ms": latency_ms}
     return json.dumps({"nodes": [{**report, **place, "devices": devices}], "peer_plan": "told"})
 
 

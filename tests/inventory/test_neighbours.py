@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from airflow_gpu_provider.inventory.neighbours import Neighbours
+from airflow_gpu_provider.inventory.neighbours import Neighbours, measured_on
 from airflow_gpu_provider.latency import Estimate
 from airflow_gpu_provider.reports import NodeReport, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.fleet import FleetMirror
@@ -83,3 +83,12 @@ def test_the_broker_names_peers_of_other_hosts_once_and_those_of_a_gang_always()
     gang = probing.news(body, [("n1", "n3")], NOW)
     assert gang.peers == {"n2": "10.0.0.2:9339", "n3": "10.0.0.3:9339"}
     assert probing.news(ReportBody(nodes=(NODE,)), [], NOW).peers is None, "it measures nothing"
+
+
+def test_an_agent_whose_address_the_broker_would_refuse_measures_nothing_and_reports_its_devices(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for address in ("0.0.0.0", "gpu-host"):
+        neighbours = measured_on(9339, address=address, broker_url="http://127.0.0.1:8080")
+        assert neighbours.added_to(NODE) == NODE
+        assert "give --latency-address" in caplog.text
