@@ -120,7 +120,13 @@ def loss_s(lease: Lease, now: datetime) -> float:
 
 def after_preemption(claim: Claim, by: ClaimId) -> Claim:
     """Return the claim with which preempted work asks again: its budget is its own, apart from retries."""
-    return replace(claim, preemptions=claim.preemptions + 1, preempted_by=claim.preempted_by | {by})
+    times, made_way_for = made_way(claim.preemptions, claim.preempted_by, by)
+    return replace(claim, preemptions=times, preempted_by=made_way_for)
+
+
+def made_way(times: int, before: Iterable[ClaimId], by: ClaimId) -> tuple[int, frozenset[ClaimId]]:
+    """Return how often a claim made way, and for whom, once it has for one more."""
+    return times + 1, frozenset(before) | {by}
 
 
 def fits_without(

@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
+from airflow_gpu_provider.broker.preemption import made_way
 from airflow_gpu_provider.store.endings import Ending, give_up
 from airflow_gpu_provider.store.script import Row as Values
 from airflow_gpu_provider.store.script import Script, StepByStep, one_of
@@ -96,15 +97,10 @@ def release_preempted(
     asked = connection.execute(
         select(claim.c.preemptions, claim.c.preempted_by).where(claim.c.id == row.claim_id)
     ).one()
-    is_taken = row.ends_for is not None
-    again = WaitsAgain(
-        row.id,
-        row.claim_id,
-        asked.preemptions + is_taken,
-        (*asked.preempted_by, *([row.ends_for] if is_taken else ())),
-        PREEMPTED,
-        tuple(failed_devices),
-    )
+    times, by = asked.preemptions, frozenset(asked.preempted_by)
+    if row.ends_for is not None:  # else it was spared while its holder stopped already
+        times, by = made_way(times, by, row.ends_for)
+    again = WaitsAgain(row.id, row.claim_id, times, tuple(by), PREEMPTED, tuple(failed_devices))
     wait_again(StepByStep(connection), again, now, otherwise)
     return True
 
