@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _STEP_EVERY_S = 5.0
+#: a step that stays the same until the next synchronisation is not told again and again
+_SAME_STEP_EVERY_S = 60.0
+_STATES = {
+    RunState.STARTING: "Training is starting: its shards load their code and build their models",
+    RunState.RUNNING: "Training is running",
+    RunState.FINISHING: "Training has done and saved all its steps; the code after the loop runs",
+    RunState.SUCCEEDED: "Training has succeeded",
+    RunState.FAILED: "Training has failed",
+    RunState.STOPPED: "Training was stopped",
+}
 
 
 def pace_in_words(record: RunRecord) -> str:
@@ -57,6 +67,8 @@ class ProgressLog:
         self._notes_told = 0
         self._state: RunState | None = None
         self._step_told_at = 0.0
+        self._step_told: int | None = None
+        self._lost: tuple[float, int, int] | None = None  #: when a loss was seen, its generation and step
 
     def follow(self) -> RunRecord | None:
         """Return the last record of the run once it has ended, None when it has not written any."""
@@ -77,6 +89,8 @@ class ProgressLog:
             self._output.end()
 
     def _tell(self, record: RunRecord) -> None:
+        if self._state is not None and len(record.failures) > self._failures_told:
+            self._lost = self._lost or (time.monotonic(), record.generation, record.step)
         for failure in record.failures[self._failures_told :]:
             lines = "\n".join(f"    {line}" for line in self._run.shard_log_tail(failure.uid))
             self._log.warning("%s; its last lines:\n%s", failure.sentence, lines or "    (none)")
@@ -88,19 +102,36 @@ class ProgressLog:
             self._log.warning("%s", note.sentence)
         self._notes_told = record.notes_dropped + len(record.notes)
         if record.state is not self._state:
-            self._log.info("Training is %s", record.state.value)
+            self._log.info("%s", _STATES[record.state])
             if self._state is None and record.resumed_from is not None:
                 self._log.info("Resumed from the checkpoint of step %d", record.resumed_from)
             self._state = record.state
+        self._tell_recovery(record)
         self._tell_step(record)
+
+    def _tell_recovery(self, record: RunRecord) -> None:
+        """Tell how long after a loss the shards synchronised again, as far as this process saw it."""
+        if self._lost is None:
+            return
+        since, generation, step = self._lost
+        if record.state.is_terminal or record.step > step:
+            self._lost = None
+        if record.state is not RunState.FAILED and record.step > step:
+            self._log.info(
+                "Training goes on in generation %d: step %d was synchronised %.1f s after the loss was seen",
+                max(generation, record.generation),
+                record.step,
+                time.monotonic() - since,
+            )
 
     def _tell_step(self, record: RunRecord) -> None:
         now = time.monotonic()
         if (
             record.script is not None
             or record.state is not RunState.RUNNING
-            or now - self._step_told_at < _STEP_EVERY_S
+            or now - self._step_told_at
+            < (_SAME_STEP_EVERY_S if record.step == self._step_told else _STEP_EVERY_S)
         ):
             return
-        self._step_told_at = now
+        self._step_told_at, self._step_told = now, record.step
         self._log.info("Step %d of %s, %s", record.step, record.step_count or "?", pace_in_words(record))
