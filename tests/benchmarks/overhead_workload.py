@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from airflow_gpu_provider.training.parenthood import end_with_parent
+
 BATCH = 64
 WIDTH = 512
 BLOCK = 100  #: steps between two synchronisations
@@ -101,10 +103,13 @@ def average(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def main(form: str, shards: int, port: int, counter: Path) -> None:
     """Run all ranks, forked like the product's shards."""
-    rank = 0
+    # Without a benchmark that reads the counter the loop would train for ever.
+    end_with_parent(os.getppid())
+    rank, parent = 0, os.getpid()
     for number in range(1, shards):
         if os.fork() == 0:
             rank = number
+            end_with_parent(parent)
             break
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=shards)
