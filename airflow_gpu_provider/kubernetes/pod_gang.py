@@ -27,12 +27,13 @@ from airflow_gpu_provider.kubernetes.pod_log import PodLog, log_errors
 from airflow_gpu_provider.kubernetes.watch import Watcher
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
+    from kubernetes.client import ApiClient, CoreV1Api
 
 T = TypeVar("T")
 
 _AT_ONCE = 16
 _PATIENCE_S = 60.0
+_SHORT_PATIENCE_S = 5.0
 _LOOK_EVERY_S = 1.0
 _TAIL_LINES = 20
 #: Never 0, which would take a pod off the books before its node says that its processes are gone.
@@ -211,11 +212,7 @@ class PodGang:
 
     # -- ending
     def _delete(self, selector: str, *, grace_s: int = _LEAST_GRACE_S) -> None:
-        options = {"grace_period_seconds": max(grace_s, _LEAST_GRACE_S), "label_selector": selector}
-        _repeated(lambda: self._core.delete_collection_namespaced_pod(self._namespace, **options))
-        _repeated(
-            lambda: self._core.delete_collection_namespaced_service(self._namespace, label_selector=selector)
-        )
+        _delete(self._core, self._namespace, selector, grace_s=grace_s)
 
     def _failure(self, pod: dict[str, Any] | None, *, is_late: bool) -> PodFailure | None:
         if pod is not None:
@@ -236,6 +233,27 @@ class PodGang:
                 each: f"{failure.cause.value}: {failure.evidence}" for each, failure in failures.items()
             },
         )
+
+
+def end_task(client: ApiClient, namespace: str, task: str) -> None:
+    """Delete all pods of a task and their services, under whatever lease they run."""
+    from kubernetes.client import CoreV1Api
+
+    _delete(CoreV1Api(client), namespace, f"{TASK_LABEL}={task}", patience_s=_SHORT_PATIENCE_S)
+
+
+def _delete(
+    core: CoreV1Api,
+    namespace: str,
+    selector: str,
+    *,
+    grace_s: int = _LEAST_GRACE_S,
+    patience_s: float = _PATIENCE_S,
+) -> None:
+    options = {"grace_period_seconds": max(grace_s, _LEAST_GRACE_S), "label_selector": selector}
+    pods, services = core.delete_collection_namespaced_pod, core.delete_collection_namespaced_service
+    _repeated(lambda: pods(namespace, **options), patience_s=patience_s)
+    _repeated(lambda: services(namespace, label_selector=selector), patience_s=patience_s)
 
 
 @contextmanager

@@ -18,12 +18,18 @@ from airflow_gpu_provider.broker.model import GpuRequest
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.kubernetes.gang import Gang, members_of
 from airflow_gpu_provider.kubernetes.names import CLUSTER_LABEL, task_label
-from airflow_gpu_provider.kubernetes.pod_gang import Override, PodGang
+from airflow_gpu_provider.kubernetes.pod_gang import Override, PodGang, end_task
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
+from airflow_gpu_provider.wire import ClaimState, ClaimView
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow.sdk import Context
+    from kubernetes.client import ApiClient
+
+    from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 
 #: from SIGTERM to SIGKILL; less than is left of a lease that was lost
 _GRACE_S = 5.0
@@ -99,14 +105,9 @@ class GpuPodsOperator(GpuLeasedOperator):
 
     def run_leased(self, context: Context, lease: HeldLease) -> dict[str, Any]:
         """Run the pods; return what ran where."""
-        from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
-
-        hook = KubernetesHook(conn_id=self.kubernetes_conn_id)
-        namespace = self.namespace or hook.get_namespace() or "default"
+        cluster, namespace = self._cluster()
         gang = self._gang(context, lease)
-        pods = PodGang(
-            hook.get_conn(), namespace, gang, override=self._override(), start_s=self.start_timeout
-        )
+        pods = PodGang(cluster, namespace, gang, override=self._override(), start_s=self.start_timeout)
         is_over = threading.Event()
         try:
             with pods.running(lambda: min(lease.ends_in_s or _GRACE_S, _MOST_GRACE_S)) as running:
@@ -123,6 +124,32 @@ class GpuPodsOperator(GpuLeasedOperator):
         nodes = {gang.pod_name(member): member.node for member in gang.members}
         return {"lease_id": lease.lease_id, "namespace": namespace, "nodes": nodes}
 
+    def _proceed(
+        self, context: Context, hook: GpuBrokerHook, view: ClaimView, deadline: datetime | None, **how: Any
+    ) -> Any:
+        """Wait, then work. Who waits holds no lease: what it left running would hold what it waits for."""
+        if view.state is ClaimState.PENDING:
+            self._end_earlier_pods(context)
+        return super()._proceed(context, hook, view, deadline, **how)
+
+    def _end_earlier_pods(self, context: Context) -> None:
+        cluster, namespace = self._cluster()
+        try:
+            end_task(cluster, namespace, self._task_label(context))
+        except Exception as error:  # the broker may grant other GPUs meanwhile
+            self.log.warning("Pods of an earlier try, if there are any, could not be deleted: %s", error)
+
+    def _cluster(self) -> tuple[ApiClient, str]:
+        """Return a client of the cluster and the namespace for the pods."""
+        from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+        hook = KubernetesHook(conn_id=self.kubernetes_conn_id)
+        return hook.get_conn(), self.namespace or hook.get_namespace() or "default"
+
+    def _task_label(self, context: Context) -> str:
+        key = self.task_key(context)
+        return task_label(key.dag_id, key.run_id, key.task_id, key.map_index)
+
     def _check_host(self, lease: HeldLease) -> None:
         """Any worker will do: the devices are the cluster's."""
 
@@ -131,7 +158,7 @@ class GpuPodsOperator(GpuLeasedOperator):
         task = (key.dag_id, key.run_id, key.task_id, key.map_index)
         return Gang(
             lease=lease.lease_id,
-            task=task_label(*task),
+            task=self._task_label(context),
             image=self.image,
             members=members_of(
                 self.kubernetes_conn_id, [(device.node, device.id) for device in lease.devices]

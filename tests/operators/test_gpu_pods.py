@@ -12,13 +12,17 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.inventory.agent import Agent
+from airflow_gpu_provider.kubernetes.names import TASK_LABEL, task_label
 from airflow_gpu_provider.kubernetes.probe import ClusterProbe
 from airflow_gpu_provider.kubernetes.sparing import SparingReports
 from airflow_gpu_provider.operators.gpu_pods import GpuPodsOperator
+from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.server.broker import Broker
-from tests.kubernetes.builders import gpu_node
+from airflow_gpu_provider.wire import ClaimView
+from tests.kubernetes.builders import gpu_node, pod
 from tests.kubernetes.imitation import Fate, Imitation, running
 from tests.kubernetes.test_watch import client_of
+from tests.operators.training_worker import context
 
 DAGS = Path(__file__).parent / "dags"
 
@@ -43,6 +47,10 @@ def cluster(broker: Broker) -> Iterator[Imitation]:
         probe.stop()
 
 
+def _config(cluster: Imitation, folder: Path) -> Path:
+    return cluster.write_kubeconfig(folder / "kubeconfig")
+
+
 def test_tasks_run_pods_on_leased_gpus_and_leave_nothing_behind(
     dag_test: Callable[..., Any],
     environment: dict[str, str],
@@ -50,8 +58,7 @@ def test_tasks_run_pods_on_leased_gpus_and_leave_nothing_behind(
     cluster: Imitation,
     tmp_path: Path,
 ) -> None:
-    config = cluster.write_kubeconfig(tmp_path / "config")
-    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(config)}}
+    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(_config(cluster, tmp_path))}}
     run = dag_test(
         DAGS, "pods_of_a_cluster", environment={**environment, "AIRFLOW_CONN_PROD": json.dumps(connection)}
     )
@@ -61,6 +68,23 @@ def test_tasks_run_pods_on_leased_gpus_and_leave_nothing_behind(
     assert broker.repository.live_leases() == []
     assert cluster.all("pods") == cluster.all("services") == []
     assert len(cluster.requests("POST /api/v1/namespaces/default/pods")) == 4
+
+
+def test_who_waits_ends_what_an_earlier_try_left_running(
+    cluster: Imitation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(_config(cluster, tmp_path))}}
+    monkeypatch.setenv("AIRFLOW_CONN_PROD", json.dumps(connection))
+    task = GpuPodsOperator(task_id="train", image="x:1", gpus=1, kubernetes_conn_id="prod")
+    own, other = (task_label("d", run, "train", -1) for run in ("run", "another run"))
+    cluster.create(*(pod(name, labels={TASK_LABEL: label}) for name, label in (("own", own), ("not", other))))
+    monkeypatch.setattr(GpuLeasedOperator, "_proceed", lambda *_, **__: "waits")
+    view = ClaimView(claim_id="c", key=task.task_key(context("run", 2)), state="pending")
+    assert task._proceed(context("run", 2), None, view, None) == "waits"
+    cluster.wait_for(lambda: cluster.pod("own") is None, "its own pod is gone")
+    assert cluster.pod("not") is not None
+    cluster.stop_listening()  # nor is it a reason to fail when the cluster does not answer
+    assert task._proceed(context("run", 2), None, view, None) == "waits"
 
 
 def test_what_pods_cannot_have_is_refused_when_the_dag_is_read() -> None:
