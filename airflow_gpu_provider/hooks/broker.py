@@ -23,7 +23,7 @@ from airflow_gpu_provider.hooks.transport import (
     no_connection,
     read,
     retry_options,
-    unavailable,
+    unanswered,
 )
 from airflow_gpu_provider.resizes import MoveBody, ResizeAnswer, ResizeBody
 from airflow_gpu_provider.rows import (
@@ -280,7 +280,7 @@ class GpuBrokerHook(BaseHook):
                 with attempt:
                     return read(client.request(method, path, content=content), answer)
         except httpx.TransportError as error:
-            raise unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+            raise unanswered(self.gpu_conn_id, client.base_url, self.patience_s, error) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _apost(self, path: str, body: BaseModel | None, answer: type[T]) -> T:
@@ -291,5 +291,5 @@ class GpuBrokerHook(BaseHook):
                 with attempt:
                     return read(await client.request("POST", path, content=content), answer)
         except httpx.TransportError as error:
-            raise unavailable(self.gpu_conn_id, client.base_url, self.patience_s, error) from error
+            raise unanswered(self.gpu_conn_id, client.base_url, self.patience_s, error) from None
         raise AssertionError("unreachable: the last attempt returns or raises")

@@ -8,11 +8,11 @@ read again from its file when it is refused, so that a renewed one is taken up w
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
 
+from airflow_gpu_provider.broker_address import base_url, not_found_hint, speaks_no_tls, usable_token
 from airflow_gpu_provider.exceptions import BrokerUnavailable, IdentityRefused, InvalidRequest
 from airflow_gpu_provider.reports import ReportAnswer, ReportBody
 from airflow_gpu_provider.wire import API_PREFIX
@@ -33,14 +33,15 @@ class TokenSource:
     def read(self) -> str:
         """Return the token as it is now."""
         if self._file is None:
-            token, place = (self._value or "").strip(), "GPU_AGENT_TOKEN"
+            text, place = self._value or "", "GPU_AGENT_TOKEN"
         else:
             place = str(self._file)
             try:
-                token = self._file.read_text().strip()
+                text = self._file.read_text(errors="replace")
             except OSError as error:
                 raise InvalidRequest(f"The token file {place} cannot be read: {error.strerror}.") from error
-        if not token.isascii() or not token.isprintable() or not token:
+        token = usable_token(text)
+        if token is None:
             raise InvalidRequest(
                 f"There is no broker token in {place}; mint one with `airflow gpu token --role agent` and "
                 "pass it by --token-file FILE or the variable GPU_AGENT_TOKEN."
@@ -52,14 +53,12 @@ class HttpReporter:
     """Callable that posts a report and returns the broker's answer."""
 
     def __init__(self, url: str, token: TokenSource, *, client: httpx.Client | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"--url is {url!r}; it must look like http://localhost:8080.")
-        self._url = url.rstrip("/") + REPORT_PATH
+        base = base_url(url, where="--url")
+        self._url = base + REPORT_PATH
         self._source = token
         self._token = token.read()
         # A proxy set for the internet would swallow what is meant for this very machine.
-        trust_env = parts.hostname not in _LOOPBACK
+        trust_env = httpx.URL(base).host not in _LOOPBACK
         self._client = client or httpx.Client(timeout=_TIMEOUT, trust_env=trust_env)
 
     def __call__(self, body: ReportBody) -> ReportAnswer:
@@ -94,6 +93,12 @@ class HttpReporter:
         try:
             return self._client.post(self._url, content=content, headers=headers)
         except httpx.HTTPError as error:
+            if speaks_no_tls(error):
+                raise InvalidRequest(
+                    f"{self._url} does not speak https at that port: write http:// in --url, or give the "
+                    "port of https.",
+                    reason="no_tls",
+                ) from error
             raise BrokerUnavailable(self._unreported(str(error) or type(error).__name__)) from error
 
     def _unreported(self, why: str) -> str:
@@ -101,8 +106,7 @@ class HttpReporter:
 
 
 def _hint(status: int) -> str:
-    return {
-        404: " Is --url the address of the Airflow API server or of `airflow gpu broker`?",
+    return not_found_hint(status) or {
         422: " Agent and broker may be of different versions: update the older one.",
     }.get(status, "")
 

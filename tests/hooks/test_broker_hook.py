@@ -155,5 +155,49 @@ def test_another_server_at_the_address_is_recognised(
     url, handler = flaky
     handler.answers = [404]
     connect(monkeypatch, url)
-    with pytest.raises(InvalidRequest, match=r"answered HTTP 404\. Is this the URL of an Airflow API server"):
+    with pytest.raises(InvalidRequest, match=r"answered HTTP 404\. Give the URL of the Airflow API server"):
         GpuBrokerHook(patience_s=10).status()
+
+
+def test_a_pasted_token_may_end_in_a_newline(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = mint_token(SECRET, role="task", subject="test", ttl_s=60)
+    connect(monkeypatch, f" {base_url}/ \n", token=f"  {token} \n")
+    assert GpuBrokerHook(patience_s=0.5).status().nodes == 1
+
+
+@pytest.mark.parametrize("token", ["eyJ-secret-\u00fc", "eyJ-secret\nx", "eyJ secret"])
+def test_what_cannot_be_sent_as_a_token_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    connect(monkeypatch, "http://127.0.0.1:9", token=token)
+    with pytest.raises(InvalidRequest, match="airflow gpu token --role task") as refused:
+        GpuBrokerHook(patience_s=60).status()
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["ftp://broker", "http://[::1", "http://", "http://broker:port"])
+def test_what_is_no_url_is_refused_with_an_example(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    connect(monkeypatch, host)
+    with pytest.raises(
+        InvalidRequest, match=r"'gpu_default' is .* no http\(s\) URL\. .*http://localhost:8080"
+    ):
+        GpuBrokerHook(patience_s=60).status()
+
+
+def test_https_on_a_port_of_http_is_told_at_once(base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, base_url.replace("http://", "https://"))
+    with pytest.raises(InvalidRequest, match="does not speak https at that port: write http://"):
+        GpuBrokerHook(patience_s=60).status()
+
+
+def test_an_address_with_too_much_path_is_told_what_to_give(
+    base_url: str, flaky: tuple[str, type[_Flaky]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, f"{base_url}/gpu/v1")
+    with pytest.raises(InvalidRequest, match="up to what comes before /gpu/v1"):
+        GpuBrokerHook().nodes()
+    url, handler = flaky
+    handler.answers = [204]  # a page of something else
+    connect(monkeypatch, url)
+    with pytest.raises(BrokerUnavailable, match=r"no broker's answer\. Give the URL"):
+        GpuBrokerHook().nodes()

@@ -121,7 +121,13 @@ def test_a_renewed_token_file_is_taken_up(broker: Broker, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(503, "HTTP 503"), (404, "Is --url"), (422, "different versions"), (307, "HTTP 307")],
+    [
+        (503, "HTTP 503"),
+        (404, "Give the URL"),
+        (405, "Give the URL"),
+        (422, "different versions"),
+        (307, "HTTP 307"),
+    ],
 )
 def test_whatever_may_heal_is_an_outage(broker: Broker, status: int, words: str) -> None:
     broker.status = status
@@ -145,7 +151,7 @@ def test_a_broker_that_is_down_is_an_outage() -> None:
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://broker", "http://"])
 def test_a_wrong_address_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="must look like"):
+    with pytest.raises(InvalidRequest, match="no http\\(s\\) URL"):
         HttpReporter(url, TokenSource(value="x"))
 
 
