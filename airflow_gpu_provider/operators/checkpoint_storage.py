@@ -23,16 +23,16 @@ from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.program_environment import program_environment
 from airflow_gpu_provider.operators.training_root import is_url
 from airflow_gpu_provider.training.checkpoint_files import RECORD_SUFFIX, CheckpointFiles
-from airflow_gpu_provider.training.mirror import Mirror, RemoteFolder, RunWatch, step_of
+from airflow_gpu_provider.training.mirror import Mirror, RemoteFolder, RunWatch
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import read_mirror
+from airflow_gpu_provider.training.run_folder import DELIVERED, delivered_to, delivery
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
     from fsspec import AbstractFileSystem
 
 _MIRROR = "airflow_gpu_provider.training.mirror"
-_DELIVERED = "delivered.json"
 #: a mirror that is still copying when the run has ended gets this long before the task copies itself
 _PATIENCE_S = 60.0
 
@@ -46,6 +46,7 @@ class CheckpointStorage:
         self._log = log
         self._root = str(filesystem._strip_protocol(url)).rstrip("/")
         self._remote = RemoteFolder(filesystem, f"{self._root}/checkpoints")
+        self._previous = RemoteFolder(filesystem, f"{self._root}/previous")
 
     @classmethod
     def of(cls, checkpoint_dir: str | None, log: Logger) -> CheckpointStorage | None:
@@ -64,9 +65,9 @@ class CheckpointStorage:
                 "storage, and check the connection."
             ) from error
 
-    def fetch(self, folder: Path) -> None:
+    def fetch(self, folder: Path, tries: str) -> None:
         """Bring the newest whole checkpoint here, unless the folder has it or a newer one."""
-        self._put_aside_what_was_delivered()
+        self._put_aside_what_was_delivered(tries)
         newest = next(CheckpointFiles(folder).whole(), None)
         step = self._remote.download_newest(
             folder,
@@ -104,7 +105,7 @@ class CheckpointStorage:
         with process.stdin as pipe:
             pipe.write(json.dumps(handed).encode())
 
-    def deliver(self, plan: RunPlan, step: int, *, result: str) -> str:
+    def deliver(self, plan: RunPlan, step: int, *, result: str, tries: str) -> str:
         """Make sure that the final checkpoint is there; return its address. Raise what the storage raises."""
         local = CheckpointFiles(plan.checkpoint_dir).data_file(step)
         record = local.with_suffix(RECORD_SUFFIX)
@@ -113,7 +114,7 @@ class CheckpointStorage:
             self._log.info("Copying the final checkpoint to %s", self.url)
             self._remote.upload(record)
             self._remote.keep_newest(plan.keep_checkpoints, written=record.name)
-        self._filesystem.pipe_file(f"{self._root}/{_DELIVERED}", result.encode())
+        self._filesystem.pipe_file(f"{self._root}/{DELIVERED}", delivery(result, tries).encode())
         return str(self._filesystem.unstrip_protocol(f"{self._remote.root}/{local.name}"))
 
     def _await_mirror(self, plan: RunPlan, record: str) -> None:
@@ -125,15 +126,30 @@ class CheckpointStorage:
                 return
             time.sleep(1.0)
 
-    def _put_aside_what_was_delivered(self) -> None:
-        """Let a task that is cleared after its success start anew, as it does with a folder."""
-        marker = f"{self._root}/{_DELIVERED}"
-        if not self._filesystem.exists(marker):
+    def _put_aside_what_was_delivered(self, tries: str) -> None:
+        """Let a task that is cleared after its success start anew, as it does with a folder.
+
+        Storages cannot rename: all is copied before anything is removed, and the note of the delivery, copied
+        last and removed last, tells a try after one that was killed in between how far that came.
+        """
+        note, copied = f"{self._root}/{DELIVERED}", f"{self._previous.root}/{DELIVERED}"
+        delivered = self._content(note)
+        if delivered is None or delivered_to(delivered) == tries:
             return
-        for name in sorted(self._remote.records(), key=step_of):
-            self._log.info("%s was of an earlier run, which has delivered: removed", name)
-        self._filesystem.rm(self._remote.root, recursive=True)
-        self._filesystem.rm_file(marker)
+        if self._content(copied) != delivered:
+            self._previous.clear()
+            self._remote.copy_to(self._previous)
+            self._filesystem.pipe_file(copied, delivered)
+        self._remote.clear()
+        self._filesystem.rm_file(note)
+        self._log.info("The checkpoints of an earlier run, which has delivered, are in %s", copied)
+
+    def _content(self, path: str) -> bytes | None:
+        self._filesystem.invalidate_cache()
+        try:
+            return bytes(self._filesystem.cat_file(path))
+        except FileNotFoundError:
+            return None
 
 
 def _filesystem(scheme: str, conn_id: str | None) -> AbstractFileSystem:
@@ -178,20 +194,20 @@ async def _keys_of(session: Any) -> dict[str, str | None]:
     return {"key": frozen.access_key, "secret": frozen.secret_key, "token": frozen.token}
 
 
-def bring_and_mirror(checkpoint_dir: str | None, plan: RunPlan, log: Logger) -> None:
+def bring_and_mirror(checkpoint_dir: str | None, plan: RunPlan, tries: str, log: Logger) -> None:
     """Before a run starts: bring the newest checkpoint from its storage, if it has one, and begin to copy."""
     storage = CheckpointStorage.of(checkpoint_dir, log)
     if storage is not None:
-        storage.fetch(plan.checkpoint_dir)
+        storage.fetch(plan.checkpoint_dir, tries)
         storage.mirror(plan)
 
 
 def with_remote_checkpoint(
-    result: dict[str, Any], checkpoint_dir: str | None, plan: RunPlan, log: Logger
+    result: dict[str, Any], checkpoint_dir: str | None, plan: RunPlan, tries: str, log: Logger
 ) -> dict[str, Any]:
     """After a run: return its result with the address of the final checkpoint, once that is safe there."""
     storage = CheckpointStorage.of(checkpoint_dir, log)
     if storage is None:
         return result
-    address = storage.deliver(plan, result["steps"], result=json.dumps(result))
+    address = storage.deliver(plan, result["steps"], result=json.dumps(result), tries=tries)
     return {**result, "checkpoint": address}

@@ -7,14 +7,16 @@ with but stopped first: two trainings never write into one folder. Used by `oper
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
+from airflow_gpu_provider.operators.checkpoint_storage import with_remote_checkpoint
 from airflow_gpu_provider.operators.kept_run import KeptRun
 from airflow_gpu_provider.operators.training_plan import is_planned_so
-from airflow_gpu_provider.operators.training_root import training_root
+from airflow_gpu_provider.operators.training_root import training_root, tries_of
 from airflow_gpu_provider.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     if run is None:
         return None
     is_same = is_planned_so(training, run.plan)
-    if is_same and (run.is_alive or is_undelivered(run)):
+    if is_same and (run.is_alive or is_undelivered(run, tries_of(context))):
         return run
     if not run.has_ended():
         training.log.info("What is left of the run of an earlier try is stopped first")
@@ -59,17 +61,27 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     return None
 
 
-def ended_well(run: KeptRun) -> bool:
+def ended_well(run: KeptRun, tries: str) -> bool:
     """Stop a run that this try's lease is not for; True: it ended well while the try asked for devices."""
     run.stop()
-    return is_undelivered(run)
+    return is_undelivered(run, tries)
 
 
-def is_undelivered(run: KeptRun) -> bool:
-    """Say whether a run ended well while no task looked on: its result is still to be handed over."""
+def is_undelivered(run: KeptRun, tries: str) -> bool:
+    """Say whether a run ended well and Airflow did not store its result: no task looked on, or was killed."""
     record = run.record()
     is_success = run.has_ended() and record is not None and record.is_success
-    return is_success and not RunFolder.is_delivered(run.plan.run_dir)
+    return is_success and not RunFolder.is_over(run.plan.run_dir, tries)
+
+
+def hand_over(
+    training: DistributedTrainingOperator, context: Context, run: KeptRun, ended: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the XCom of a run that ended well, once all it names is safe, and note who was given it."""
+    tries = tries_of(context)
+    result = with_remote_checkpoint(ended, training.checkpoint_dir, run.plan, tries, training.log)
+    RunFolder.mark_delivered(run.plan.run_dir, json.dumps(result), tries)
+    return result
 
 
 def _folder(training: DistributedTrainingOperator, context: Context) -> RunFolder:

@@ -8,7 +8,6 @@ without its result leaves checkpoints from which the next try resumes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,12 +19,18 @@ from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.launchers.choice import check_launcher
-from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror, with_remote_checkpoint
+from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror
 from airflow_gpu_provider.operators.die_with_parent import dying_with_parent
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_task_over
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
-from airflow_gpu_provider.operators.reattachment import ended_well, last_run, remember_run, run_to_go_on_with
+from airflow_gpu_provider.operators.reattachment import (
+    ended_well,
+    hand_over,
+    last_run,
+    remember_run,
+    run_to_go_on_with,
+)
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
 from airflow_gpu_provider.operators.script_output import ScriptOutput
@@ -33,7 +38,7 @@ from airflow_gpu_provider.operators.training_code import check_code, check_file_
 from airflow_gpu_provider.operators.training_plan import begin_elastic, plan_training
 from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
-from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root
+from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root, tries_of
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.network_options import NetworkOptions, network_options
 from airflow_gpu_provider.training.plan import check_grow_at
@@ -229,7 +234,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         run = self._found or run_to_go_on_with(self, context)
         if run is not None and run.where.lease_id == held.lease_id and run.go_on(held.view, held.hook):
             self.log.info("Going on with the training of an earlier try in %s", run.plan.run_dir)
-        elif run is not None and ended_well(run):
+        elif run is not None and ended_well(run, tries_of(context)):
             held.release("done")
             return self._conclude(context, run)
         else:
@@ -245,7 +250,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         folder = RunFolder(training_root(self.checkpoint_dir, context))
         plan = plan_training(self, context, held, folder)
         with renewed_meanwhile(held.view, held.hook):  # a checkpoint may take longer to come
-            bring_and_mirror(self.checkpoint_dir, plan, self.log)
+            bring_and_mirror(self.checkpoint_dir, plan, tries_of(context), self.log)
         key, request = self.task_key(context), self.request_body(context)
         run = KeptRun.start(plan, key, request, held.view, held.hook)
         remember_run(self, context, run)
@@ -262,10 +267,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
             raise
         finally:
             progress.end()
-        ended = training_result(run.last_record(record))
-        result = with_remote_checkpoint(ended, self.checkpoint_dir, run.plan, self.log)
-        RunFolder.mark_delivered(run.plan.run_dir, json.dumps(result))
-        return result
+        return hand_over(self, context, run, training_result(run.last_record(record)))
 
     def asked(self) -> TaskRequest | None:
         """Return the task request, None when the task was given arguments instead."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from airflow_gpu_provider.operators.training_code import script_of
+from airflow_gpu_provider.operators.training_root import tries_of
 from airflow_gpu_provider.training.elastic import assign_elastic
 from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.ring import matrix_of, ring_order
@@ -39,7 +40,7 @@ def plan_training(
     training.log.info("Training in %s; checkpoints in %s", slots.sentence, folder.checkpoints)
     return RunPlan(
         run_id=lease.lease_id,
-        run_dir=folder.open_attempt(context["ti"].try_number),
+        run_dir=folder.open_attempt(context["ti"].try_number, tries_of(context)),
         checkpoint_dir=folder.checkpoints,
         entrypoint=training.entrypoint,
         script=script_of(training),

@@ -6,6 +6,7 @@ Every try of a task finds the same folder, which is how it finds what earlier tr
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -31,6 +32,15 @@ def check_checkpoints(checkpoint_dir: str | None, keep: int, script: str | None)
             "folder; or let the script save to the storage itself."
         )
     return keep
+
+
+def tries_of(context: Context) -> str:
+    """Return the name of a round of tries: a retry shares it with the try before, a cleared task does not.
+
+    Airflow raises ``max_tries`` when a task is cleared, and never between two tries.
+    """
+    ti = context["ti"]
+    return json.dumps([ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.max_tries])
 
 
 def training_root(checkpoint_dir: str | None, context: Context) -> Path:

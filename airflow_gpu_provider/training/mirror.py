@@ -99,6 +99,16 @@ class RemoteFolder:
             if name.endswith(DATA_SUFFIX) and Path(name).stem < min(kept, default=""):
                 self._filesystem.rm_file(self._path(name))
 
+    def copy_to(self, other: RemoteFolder) -> None:
+        """Copy everything into another folder of the same file system."""
+        for name in self._names():
+            self._filesystem.cp_file(self._path(name), other._path(name))
+
+    def clear(self) -> None:
+        """Remove everything, records first."""
+        for name in sorted(self._names(), key=lambda name: not name.endswith(RECORD_SUFFIX)):
+            self._filesystem.rm_file(self._path(name))
+
     def _download(self, name: str, folder: Path) -> str | None:
         """Copy one checkpoint; say what is wrong with it, None when it is whole."""
         try:

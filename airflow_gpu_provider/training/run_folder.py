@@ -2,12 +2,13 @@
 
 A retry finds the checkpoints and resumes. A task that was cleared after it had delivered its result starts
 anew instead of finding everything done: its old checkpoints are moved to ``previous``. That an attempt has
-delivered is written into its own folder and never taken back, so no other one can hand its result over again.
-Without torch.
+delivered, and to which round of tries, is written into its own folder and never taken back. A result that
+Airflow did not store is asked for by another try of the same round; only another round starts anew.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from datetime import datetime, timezone
@@ -16,7 +17,7 @@ from pathlib import Path
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.training.run_file import write_json
 
-_DELIVERED = "delivered.json"
+DELIVERED = "delivered.json"
 
 
 class RunFolder:
@@ -26,12 +27,12 @@ class RunFolder:
         self.root = root
         self.checkpoints = root / "checkpoints"
 
-    def open_attempt(self, number: int) -> Path:
+    def open_attempt(self, number: int, tries: str) -> Path:
         """Return a new, empty folder for an attempt. Raise InvalidRequest when the place cannot be used."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             newest = self.last_attempt()
-            if newest is not None and self.is_delivered(newest):
+            if newest is not None and self.is_over(newest, tries):
                 self._put_aside()
             for suffix in ("", *(f"-{again}" for again in range(2, 1000))):
                 folder = self.root / "attempts" / f"try-{number}{suffix}"
@@ -51,15 +52,15 @@ class RunFolder:
         return plans[-1].parent if plans else None
 
     @staticmethod
-    def is_delivered(attempt: Path) -> bool:
-        """Say whether the result of an attempt reached Airflow."""
-        return (attempt / _DELIVERED).exists()
+    def is_over(attempt: Path, tries: str) -> bool:
+        """Say whether an attempt gave its result to another round of tries than this one."""
+        file = attempt / DELIVERED
+        return file.exists() and delivered_to(file.read_bytes()) != tries
 
     @staticmethod
-    def mark_delivered(attempt: Path, result: str) -> None:
-        """Note that the result reached Airflow: another run of the same task means to start anew."""
-        now = datetime.now(timezone.utc).isoformat()
-        write_json(attempt / _DELIVERED, f'{{"at": "{now}", "result": {result}}}')
+    def mark_delivered(attempt: Path, result: str, tries: str) -> None:
+        """Note that a round of tries was given the result: another round means to start anew."""
+        write_json(attempt / DELIVERED, delivery(result, tries))
 
     def _put_aside(self) -> None:
         """Move what there is; repeated, for a try that was killed before it had a plan, it moves nothing."""
@@ -67,6 +68,20 @@ class RunFolder:
         if self.checkpoints.exists():
             shutil.rmtree(previous, ignore_errors=True)
             self.checkpoints.rename(previous)
+
+
+def delivery(result: str, tries: str) -> str:
+    """Return what is noted of a result that was handed over; no two notes are alike."""
+    now = datetime.now(timezone.utc).isoformat()
+    return f'{{"at": "{now}", "tries": {json.dumps(tries)}, "result": {result}}}'
+
+
+def delivered_to(note: bytes) -> str | None:
+    """Return to which round of tries that was; None = it cannot be read."""
+    try:
+        return str(json.loads(note)["tries"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def folder_name(text: str) -> str:

@@ -188,16 +188,50 @@ def test_the_final_checkpoint_is_there_before_the_task_ends_and_a_cleared_task_s
     assert storage is not None
     plan = make_plan(tmp_path / "here")
     local(plan.checkpoint_dir, 60)
-    address = storage.deliver(plan, 60, result="{}")
+    address = storage.deliver(plan, 60, result="{}", tries="first")
     assert address == f"file://{tmp_path}/bucket/checkpoints/step-000000000060.pt"
 
     retry = tmp_path / "retry"
-    (tmp_path / "bucket" / "delivered.json").unlink()
-    storage.fetch(retry)
-    assert [record.step for record in CheckpointFiles(retry).whole()] == [60], "not delivered: goes on"
-    storage.deliver(plan, 60, result="{}")
-    storage.fetch(tmp_path / "cleared")
+    storage.fetch(retry, "first")
+    assert [record.step for record in CheckpointFiles(retry).whole()] == [60], "Airflow did not store it"
+    storage.fetch(tmp_path / "cleared", "second")
     assert CheckpointFiles(tmp_path / "cleared").record_files() == []
+    assert [record.step for record in CheckpointFiles(tmp_path / "bucket" / "previous").whole()] == [60]
+
+
+@pytest.mark.parametrize("call", range(10))
+def test_a_task_that_is_killed_while_checkpoints_are_put_aside_loses_none_of_them(
+    remote: Any, tmp_path: Path, call: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    _, store = remote
+    storage = CheckpointStorage("/bucket/run", store, LOG)
+    plan = make_plan(tmp_path / "here")
+    local(plan.checkpoint_dir, 50, 60)
+    for record in CheckpointFiles(plan.checkpoint_dir).record_files():
+        storage._remote.upload(record)
+    storage.deliver(plan, 60, result="{}", tries="first")
+    store.pipe_file("/bucket/run/previous/step-000000000001.json", b"an older one")
+    calls = iter(range(99))
+
+    def until_killed(done: Any) -> Any:
+        def change(*args: Any, **kwargs: Any) -> None:
+            if next(calls) == call:
+                raise Killed
+            done(*args, **kwargs)
+
+        return change
+
+    for name in ("cp_file", "rm_file"):
+        setattr(store, name, until_killed(getattr(store, name)))
+    with pytest.raises(Killed):
+        storage.fetch(tmp_path / "killed", "second")
+    storage.fetch(tmp_path / "cleared", "second")
+    names = {Path(path).stem[-2:] for path in store.ls("/bucket/run/previous", detail=False)}
+    assert names == {"50", "60", "ed"}, "both, and the note of their delivery"
+    assert storage._remote.records() == []
 
 
 def test_a_session_travels_as_its_keys_and_what_cannot_travel_is_refused() -> None:

@@ -109,6 +109,7 @@ class FakeTaskInstance:
     task_id: str = "train"
     map_index: int | None = -1
     try_number: int = 1
+    max_tries: int = 0
 
 
 def context(**changes: Any) -> Any:

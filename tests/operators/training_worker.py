@@ -19,16 +19,23 @@ from airflow_gpu_provider.exceptions import GpuProviderError
 from airflow_gpu_provider.operators.training import DistributedTrainingOperator
 
 
-def context(run_id: str, try_number: int) -> Any:
+def context(run_id: str, try_number: int, max_tries: int) -> Any:
     """Return what the operator reads of a context."""
     ti = SimpleNamespace(
-        dag_id="d", run_id=run_id, task_id="train", map_index=-1, try_number=try_number, id="ti"
+        dag_id="d",
+        run_id=run_id,
+        task_id="train",
+        map_index=-1,
+        try_number=try_number,
+        max_tries=max_tries,
+        id="ti",
     )
     return {"ti": ti, "dag_run": SimpleNamespace(run_type="manual")}
 
 
 def main(folder: str, try_number: int, arguments: dict[str, Any]) -> None:
     """Run one try."""
+    max_tries = arguments.pop("max_tries", 9)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     usual: dict[str, Any] = {
         "entrypoint": "tests.training.entrypoints:train",
@@ -44,7 +51,7 @@ def main(folder: str, try_number: int, arguments: dict[str, Any]) -> None:
     try:
         said = {
             "result": type(training).execute.__wrapped__(
-                training, context(Path(folder).parent.name, try_number)
+                training, context(Path(folder).parent.name, try_number, max_tries)
             )
         }  # type: ignore[attr-defined]
     except TaskDeferred as deferred:

@@ -14,10 +14,11 @@ from airflow_gpu_provider.training.run_folder import RunFolder, folder_name
 
 def test_a_retry_finds_the_checkpoints_of_the_try_before(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "t")
-    first = folder.open_attempt(1)
+    first = planned(folder, 1)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-1.json").write_text("{}")
-    second = RunFolder(tmp_path / "t").open_attempt(2)
+    folder.mark_delivered(first, '{"loss": 1}', "tries")
+    second = RunFolder(tmp_path / "t").open_attempt(2, "tries")
     assert first != second
     assert (folder.checkpoints / "step-1.json").exists()
 
@@ -29,21 +30,21 @@ def test_a_task_cleared_after_its_success_starts_anew_and_keeps_the_old_checkpoi
     first = planned(folder, 1)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step-1.json").write_text("{}")
-    folder.mark_delivered(first, '{"loss": 1}')
-    folder.open_attempt(2)  # killed before it had a plan
+    folder.mark_delivered(first, '{"loss": 1}', "tries before")
+    folder.open_attempt(2, "tries")  # killed before it had a plan
     assert not folder.checkpoints.exists()
     assert (tmp_path / "t" / "previous" / "step-1.json").exists()
-    assert folder.last_attempt() == first and folder.is_delivered(first), "nobody hands it over again"
+    assert folder.last_attempt() == first and folder.is_over(first, "tries"), "nobody hands it over again"
     second = planned(folder, 3)
     assert (tmp_path / "t" / "previous" / "step-1.json").exists()
     folder.checkpoints.mkdir()
-    assert folder.last_attempt() == second and not folder.is_delivered(second)
-    folder.open_attempt(4)
+    assert folder.last_attempt() == second and not folder.is_over(second, "tries")
+    folder.open_attempt(4, "tries")
     assert folder.checkpoints.exists(), "a retry of it does not start anew again"
 
 
 def planned(folder: RunFolder, number: int) -> Path:
-    attempt = folder.open_attempt(number)
+    attempt = folder.open_attempt(number, "tries")
     (attempt / "plan.json").write_text("{}")
     return attempt
 
@@ -51,7 +52,7 @@ def planned(folder: RunFolder, number: int) -> Path:
 def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match=r"checkpoint_dir='.*file' cannot be used"):
-        RunFolder(tmp_path / "file").open_attempt(1)
+        RunFolder(tmp_path / "file").open_attempt(1, "tries")
 
 
 @pytest.mark.parametrize(
