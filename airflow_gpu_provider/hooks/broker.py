@@ -223,16 +223,19 @@ class GpuBrokerHook(BaseHook):
 
         Its connection is looked up now: only the main thread of a task may ask Airflow for it.
         """
-        part = ttl_s / 6
-        hook = GpuBrokerHook(
-            self.gpu_conn_id,
-            patience_s=part,
-            token=self._token,
-            timeout_s=part,
-            connection=self.connection(),
-        )
+        hook = self.answered_within(ttl_s / 6)
         hook.get_conn()
         return hook
+
+    def answered_within(self, seconds: float) -> GpuBrokerHook:
+        """Return a client that gives up when it gets no answer for so long."""
+        return GpuBrokerHook(
+            self.gpu_conn_id,
+            patience_s=seconds,
+            token=self._token,
+            timeout_s=seconds,
+            connection=self.connection(),
+        )
 
     def close(self) -> None:
         """Close the connections of the client."""

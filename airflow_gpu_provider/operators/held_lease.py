@@ -257,7 +257,6 @@ class HeldLease:
                 # Whatever else it is, the lease lives until its TTL: try again, sooner.
                 log.warning("Lease %s not renewed: %s", self.lease_id, error)
                 pause_s = ttl_s / _RENEWALS_PER_TTL / 4
-        return None
 
     def _end_in_time(self) -> None:
         """End the work before the lease ends by its TTL, though a renewal hangs meanwhile."""
@@ -277,6 +276,9 @@ class HeldLease:
     def _pause_after(self, refusal: LeaseLost) -> float | None:
         """Return after how long to renew again after a refusal; None = the lease is lost."""
 
+    def _interrupt(self) -> None:
+        lose_now(self._worker_thread)
+
     def _renewal(self) -> RenewBody:
         age_s = self._time.saved_s()
         return RenewBody(secret=self.view.secret, epoch=self.view.epoch, saved_s=age_s)
@@ -291,9 +293,7 @@ class HeldLease:
             log.error("Lease lost, ending the work: %s", why)
             self._why_lost = LeaseLost(why)
             self.lost.set()
-            lose_now(self._worker_thread)
+            self._interrupt()
         if not self._ended.wait(self._reaction_s()):
-            log.critical(
-                "The work did not end within %g s after its lease was lost: killing it", self._reaction_s()
-            )
+            log.critical("The work went on for %g s without its lease: killing it", self._reaction_s())
             os.kill(os.getpid(), signal.SIGKILL)

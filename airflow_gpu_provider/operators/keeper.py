@@ -46,6 +46,7 @@ class Keeper:
         self._saved_step: int | None = None
         self._request: RequestBody | None = None  #: what the lease was changed to, as was noted last
         self._is_asked_to_stop = False
+        self._untold: dict[str, Any] = {}
 
     def run(self) -> None:
         """Train, give the lease back, and leave word of how that ended."""
@@ -65,6 +66,7 @@ class Keeper:
 
     def _train(self) -> None:
         run = LocalLauncher().start(self._plan)
+        self._lease.works_for(run)
         try:
             self._note(guard=run.pid, guard_started=started_at(run.pid) or "")
             record = self._follow(run)
@@ -74,7 +76,7 @@ class Keeper:
             note_lost_lease(self._plan.run_dir, lost.message)
             raise
         finally:
-            _end(run)
+            run.stop()  # let the shards save; a no-op for a run that has ended
         report_run(record, self._steps, self._plan, self._lease)
         if record.state is not RunState.SUCCEEDED:
             raise WorkerGroupFailed(f"The training ended {record.state.value}: {record.error}")
@@ -85,6 +87,8 @@ class Keeper:
         while True:
             has_ended = run.has_ended()  # asked first: the record read after it is the last one
             self._obey()
+            if self._untold:
+                self._note()
             self._lease.raise_if_lost()
             if not has_ended:  # a run that has ended has nothing left to give way with
                 self._lease.raise_if_ending()
@@ -126,21 +130,21 @@ class Keeper:
             self._note(claim_id=orders.lease.claim_id)
 
     def _note(self, **changes: Any) -> None:
+        """Tell later tries; what a full disk does not take is told once it does, and never ends the run."""
+        self._untold.update(changes)
         where = Whereabouts.read(self._paths.keeper)
-        if where is not None:
-            where.model_copy(update=changes).write(self._paths.keeper)
+        if where is None:
+            return
+        try:
+            where.model_copy(update=self._untold).write(self._paths.keeper)
+        except OSError as error:
+            if changes:
+                log.warning("%s cannot be written, tried again: %s", self._paths.keeper, error)
+            return
+        self._untold.clear()
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         self._is_asked_to_stop = True
-
-
-def _end(run: TrainingRun) -> None:
-    """Let nothing outlive the lease: let the shards save, or end them at once when the lease ends first."""
-    try:
-        run.stop()  # a no-op for a run that has ended
-    except LeaseLost:
-        run.kill()
-        raise
 
 
 def main(run_dir: Path) -> int:

@@ -2,7 +2,8 @@
 
 Two refusals of a renewal do not end it at once. A later try of the task took it over: that try will soon give
 the secret of its epoch (`adopt`), and until the time is over the devices are the task's. Or the task is over:
-then nobody has the devices before the time is over, and the work may save itself (`ending`).
+then nobody has the devices before the time is over, and the work may save itself (`ending`). Invariant: once
+the lease is lost nothing of the run lives on, whatever the thread that watches it is waiting for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.launchers.base import TrainingRun
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.resizes import ResizeAnswer
 from airflow_gpu_provider.wire import PASSED_ON, TASK_OVER, LeaseView, RequestBody
@@ -18,6 +20,8 @@ from airflow_gpu_provider.wire import PASSED_ON, TASK_OVER, LeaseView, RequestBo
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
+#: for an answer to all but a release: who keeps a run must not wait long, and asks again
+_ANSWER_S = 3.0
 
 
 class KeptLease(HeldLease):
@@ -25,6 +29,15 @@ class KeptLease(HeldLease):
 
     #: what it was changed to; None = it is as it was asked for
     request: RequestBody | None = None
+
+    def __init__(self, view: LeaseView, hook: GpuBrokerHook) -> None:
+        super().__init__(view, hook.answered_within(_ANSWER_S))
+        self._patient = hook
+        self._run: TrainingRun | None = None
+
+    def works_for(self, run: TrainingRun) -> None:
+        """Kill this run as soon as the lease is lost."""
+        self._run = run
 
     def fit(self, least: int, most: int) -> int:
         """Have as many devices as are idle, up to ``most``.
@@ -39,7 +52,17 @@ class KeptLease(HeldLease):
 
     def adopt(self, view: LeaseView, hook: GpuBrokerHook) -> None:
         """Hold it for a later try of the same task from now on."""
-        self.hook, self._renewals, self.view = hook, hook.for_renewals(view.ttl_s), view
+        self.hook, self._patient = hook.answered_within(_ANSWER_S), hook
+        self._renewals, self.view = hook.for_renewals(view.ttl_s), view
+
+    def release(self, outcome: str) -> None:
+        """Give the devices back; this is worth waiting for."""
+        self.hook = self._patient
+        super().release(outcome)
+
+    def _interrupt(self) -> None:
+        if self._run is not None:
+            self._run.kill()  # the thread that watches it may be in a call; it sees the rest by itself
 
     def _end_with_parent(self, *, really: bool) -> None:
         """Live on: the parent is the task, and the broker knows whether that is over."""
