@@ -53,7 +53,10 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._on_term)
         try:
             with self._lease.working():
-                self._train()
+                try:
+                    self._train()
+                finally:
+                    self._obey()  # it is given back in the newest epoch
         except LeasePreempted as taken:
             self._note(end=KeeperEnd.PREEMPTED, why=taken.message)
         except LeaseLost as lost:

@@ -26,13 +26,14 @@ from airflow_gpu_provider.operators.keeper_files import (
     Orders,
     Whereabouts,
     leave_orders,
+    take_orders,
 )
 from airflow_gpu_provider.operators.program_environment import program_environment
 from airflow_gpu_provider.training.parenthood import living_in_group
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
 from airflow_gpu_provider.training.process_identity import started_at
 from airflow_gpu_provider.training.run_file import RunRecord, read_record, write_json
-from airflow_gpu_provider.wire import PASSED_ON, LeaseView, RenewBody, RequestBody, TaskKey
+from airflow_gpu_provider.wire import PASSED_ON, LeaseView, ReleaseBody, RenewBody, RequestBody, TaskKey
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,19 @@ class KeptRun:
             return True
         self.paths.keeper_orders.unlink(missing_ok=True)
         return False
+
+    def take_back_orders(self) -> None:
+        """Give a lease back that was left for a keeper which had ended, and leave its secret nowhere."""
+        orders = take_orders(self.paths.keeper_orders)
+        if orders is None:
+            return
+        secret, epoch = orders.lease.secret, orders.lease.epoch
+        try:
+            orders.broker.hook().release(
+                orders.lease.lease_id, ReleaseBody(secret=secret, epoch=epoch, failed_devices=())
+            )
+        except GpuProviderError as error:
+            log.warning("Lease %s ends by its TTL: %s", orders.lease.lease_id, error)
 
     def _renew_until_held(self, lease: LeaseView, hook: GpuBrokerHook) -> None:
         """Keep the lease while its keeper starts, which takes a while where a host has much to do."""

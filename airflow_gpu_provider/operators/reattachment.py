@@ -52,6 +52,8 @@ def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -
     run = last_run(training, context)
     if run is None:
         return None
+    if run.has_ended():
+        run.take_back_orders()
     is_same = is_planned_so(training, run.plan)
     if is_same and (run.is_alive or is_undelivered(run, tries_of(context))):
         return run

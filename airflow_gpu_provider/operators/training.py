@@ -262,6 +262,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         progress = ProgressLog(run, run.paths, self.log, output=output)
         try:
             record = progress.follow()
+            run.take_back_orders()
         except AirflowTaskTimeout:
             run.stop()
             raise

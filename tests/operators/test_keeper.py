@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,28 @@ import pytest
 
 from airflow_gpu_provider.operators import keeper_files
 from airflow_gpu_provider.operators.keeper import Keeper
-from airflow_gpu_provider.operators.keeper_files import KeeperEnd, Whereabouts
+from airflow_gpu_provider.operators.keeper_files import (
+    BrokerAddress,
+    KeeperEnd,
+    Orders,
+    Whereabouts,
+    leave_orders,
+)
 from airflow_gpu_provider.training.run_file import write_json
-from airflow_gpu_provider.wire import RequestBody, TaskKey
+from airflow_gpu_provider.wire import LeaseView, RequestBody, TaskKey
 from tests.training.running import ROOT, make_plan
 
 KEY = TaskKey(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1)
+VIEW: dict[str, Any] = {
+    "lease_id": "l",
+    "claim_id": "c",
+    "secret": "s",
+    "ttl_s": 3.0,
+    "devices": [],
+    "match_degree": 1.0,
+    "granted_at": "2026-01-01T00:00:00Z",
+    "expires_at": "2026-01-01T00:00:03Z",
+}
 
 
 def whereabouts(**changes: Any) -> Whereabouts:
@@ -83,3 +101,34 @@ def test_a_run_is_killed_with_its_lease_although_the_keeper_waits_for_an_answer(
     )
     assert ended.returncode == 0, f"the keeper killed itself and left the run: {ended.stderr}"
     assert ended.stdout.splitlines()[-1] == "revoked"
+
+
+def test_orders_that_come_as_the_run_ends_say_in_which_epoch_the_lease_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(tmp_path)
+    plan.paths.create()
+    write_json(plan.paths.plan, plan.model_dump_json())
+    whereabouts().write(plan.paths.keeper)
+    later = LeaseView(**VIEW, epoch=2)
+    address = BrokerAddress(conn_id="c", host="h", schema_=None, port=None, password="p")
+
+    class Lease:
+        lease_id, epoch, released_in = "l", 1, 0
+
+        @contextmanager
+        def working(self) -> Iterator[None]:
+            yield
+            self.released_in = self.epoch
+
+        def adopt(self, view: LeaseView, _hook: object) -> None:
+            self.epoch = view.epoch
+
+    lease: Any = Lease()
+    keeper = Keeper(plan.run_dir, lease)
+    orders = Orders(broker=address, lease=later)
+    monkeypatch.setattr(keeper, "_train", lambda: leave_orders(plan.paths.keeper_orders, orders))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    keeper.run()
+    assert lease.released_in == 2
+    assert not plan.paths.keeper_orders.exists()

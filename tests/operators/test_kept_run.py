@@ -13,7 +13,7 @@ from airflow.sdk import Connection
 
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
-from airflow_gpu_provider.operators.keeper_files import Whereabouts
+from airflow_gpu_provider.operators.keeper_files import BrokerAddress, Orders, Whereabouts, leave_orders
 from airflow_gpu_provider.operators.kept_run import KeptRun, is_task_over
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
@@ -83,3 +83,20 @@ def test_a_person_who_ends_a_deferred_task_lets_its_training_save_before_its_dev
     asyncio.run(trigger.on_kill())
     assert keeper.wait(timeout=30) == -signal.SIGTERM
     assert len(broker.repository.live_leases()) == 1, "the keeper gives it back once all is saved"
+
+
+def test_a_lease_that_was_left_for_a_keeper_which_had_ended_is_given_back_and_its_secret_removed(
+    broker: Broker, hook: GpuBrokerHook, tmp_path: Path
+) -> None:
+    lease = lease_of(hook, 2)
+    plan = make_plan(tmp_path)
+    plan.paths.create()
+    key = TaskKey(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1)
+    ended = {"host": "h1", "pid": 1, "started": "another", "claim_id": "c", "request": RequestBody(gpus=1)}
+    run = KeptRun(plan, Whereabouts(**ended, key=key, lease_id=lease.lease_id))
+    address = BrokerAddress.of(hook.gpu_conn_id, hook.connection())
+    leave_orders(plan.paths.keeper_orders, Orders(broker=address, lease=lease))
+    run.take_back_orders()
+    assert broker.repository.live_leases() == []
+    assert list(plan.run_dir.glob("*orders*")) == []
+    run.take_back_orders()
