@@ -243,6 +243,18 @@ def is_task_over(lease: LeaseView, hook: GpuBrokerHook) -> bool:
     return False
 
 
+def is_passed_on(run: KeptRun, lease: LeaseView, hook: GpuBrokerHook) -> bool:
+    """Say whether a later try has the run by now: this one, which may be cut off, must not end it."""
+    try:
+        hook.renew(lease.lease_id, RenewBody(secret=lease.secret, epoch=lease.epoch))
+    except LeaseLost as lost:
+        return lost.reason == PASSED_ON
+    except GpuProviderError as error:
+        log.warning("Whether a later try has the run is asked of its keeper only: %s", error.message)
+        return run.where.claim_id != lease.claim_id
+    return False
+
+
 def hook_for_the_end(hook: GpuBrokerHook) -> GpuBrokerHook:
     """Return a client for `is_task_over`: amid a signal nobody can ask Airflow for the connection."""
     return GpuBrokerHook(
