@@ -7,7 +7,6 @@ rendered. The next step is `leased`, which waits for the devices and holds them.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +19,7 @@ from airflow_gpu_provider.broker.request import build_request
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID
 from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.operators.lateness import is_late
 from airflow_gpu_provider.operators.run_progress import completes
 from airflow_gpu_provider.wire import MOST_NAME, ClaimBody, RequestBody, TaskKey
 
@@ -197,8 +197,7 @@ class GpuAskingOperator(BaseOperator):
 
     def _has_templates(self) -> bool:
         """Tell whether an argument is only known when the task runs."""
-        values = [getattr(self, name) for name in GpuAskingOperator.template_fields]
-        return any(hasattr(value, "resolve") or re.search(r"\{\{|\{%", str(value)) for value in values)
+        return any(is_late(getattr(self, name)) for name in GpuAskingOperator.template_fields)
 
 
 def seconds_of(value: timedelta | float | None) -> float | None:

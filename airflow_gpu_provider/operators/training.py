@@ -22,7 +22,8 @@ from airflow_gpu_provider.launchers.choice import check_launcher
 from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror
 from airflow_gpu_provider.operators.die_with_parent import dying_with_parent
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
-from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_task_over
+from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_passed_on, is_task_over
+from airflow_gpu_provider.operators.lateness import is_late
 from airflow_gpu_provider.operators.leased import GpuLeasedOperator
 from airflow_gpu_provider.operators.reattachment import (
     ended_well,
@@ -35,7 +36,7 @@ from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
-from airflow_gpu_provider.operators.training_plan import begin_elastic, plan_training
+from airflow_gpu_provider.operators.training_plan import begin_elastic, params_of, plan_training
 from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root, tries_of
@@ -122,7 +123,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         task_request: str | Mapping[str, Any] | None = None,
         shard_count: int | str | Sequence[int] | None = None,
         sync_interval: int | str = 100,
-        train_params: Mapping[str, Any] | None = None,
+        train_params: Mapping[str, Any] | str | None = None,
         redundancy: float | str = "auto",
         checkpoint_dir: str | None = None,
         checkpoint_every: float = 30.0,
@@ -145,7 +146,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.task_request = task_request
         self.shard_count = shard_count
         self.sync_interval = sync_interval
-        self.train_params = dict(train_params or {})
+        self.train_params = train_params
         self.redundancy = redundancy
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
@@ -161,8 +162,9 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self._found: KeptRun | None = None
         self._following: tuple[KeptRun, LeaseView, GpuBrokerHook] | None = None
         check_file_in_dag_folder(self)
-        if not any(_is_late(getattr(self, name)) for name in self.template_fields):
+        if not any(is_late(getattr(self, name)) for name in self.template_fields):
             script_of(self)
+            params_of(self)
             self.build_request()
 
     def build_request(self) -> GpuRequest:
@@ -258,13 +260,13 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
     def _conclude(self, context: Context, run: KeptRun) -> Any:
         """Tell what a run does until it has ended; return what the class says."""
-        output = ScriptOutput.of(run.plan, self.log)
-        progress = ProgressLog(run, run.paths, self.log, output=output)
+        progress = ProgressLog(run, run.paths, self.log, output=ScriptOutput.of(run.plan, self.log))
         try:
             record = progress.follow()
             run.take_back_orders()
         except AirflowTaskTimeout:
-            run.stop()
+            if self._following is None or not is_passed_on(*self._following):
+                run.stop()
             raise
         finally:
             progress.end()
@@ -295,8 +297,3 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         """Say with how many redundant shards the next try starts, for `spawn_redundant_shards`."""
         last = look_back(training_root(self.checkpoint_dir, context), self.log)
         return None if last is None else last.sentence(self.shape(self.build_request().gpus).shards)
-
-
-def _is_late(value: object) -> bool:
-    """Say whether a value is only known when the task runs."""
-    return hasattr(value, "resolve") or any(mark in str(value) for mark in ("{{", "{%"))

@@ -10,8 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.operators.training_code import script_of
 from airflow_gpu_provider.operators.training_root import tries_of
 from airflow_gpu_provider.training.elastic import assign_elastic
@@ -34,7 +36,7 @@ def plan_training(
     training: DistributedTrainingOperator, context: Context, lease: HeldLease, folder: RunFolder
 ) -> RunPlan:
     """Return the plan of this try, in a new folder of its own."""
-    asked, shape = training.asked(), training.shape(len(lease.devices))
+    shape = training.shape(len(lease.devices))
     devices = along_the_ring(lease.devices, lease.latency_ms)
     slots = _slots(training.backend, devices, lease.spares, shape)
     training.log.info("Training in %s; checkpoints in %s", slots.sentence, folder.checkpoints)
@@ -44,7 +46,7 @@ def plan_training(
         checkpoint_dir=folder.checkpoints,
         entrypoint=training.entrypoint,
         script=script_of(training),
-        params={**(asked.dependencies if asked else {}), **training.train_params},
+        params=params_of(training),
         shard_count=shape.shards,
         sync_interval=shape.sync_interval,
         network=training.network,
@@ -95,14 +97,13 @@ def along_the_ring(
 
 def is_planned_so(training: DistributedTrainingOperator, plan: RunPlan) -> bool:
     """Say whether a plan that was made earlier is of the training that is asked for now."""
-    asked, shape = training.asked(), training.shape(training.build_request().gpus)
-    params = {**(asked.dependencies if asked else {}), **training.train_params}
+    shape = training.shape(training.build_request().gpus)
     code = (training.entrypoint, script_of(training))
     shards = (shape.shards, shape.sync_interval, training.seed)
     return (
         (plan.entrypoint, plan.script) == code
         and (plan.shard_count, plan.sync_interval, plan.seed) == shards
-        and plan.params == json.loads(json.dumps(params))
+        and plan.params == json.loads(json.dumps(params_of(training)))
     )
 
 
@@ -115,6 +116,19 @@ def _slots(
     if shape.elastic is None:
         return assign_slots(devices, spares, shard_count=shape.shards, spares=shape.spares, backend=backend)
     return assign_elastic(devices, shape.elastic, spares=shape.spares)
+
+
+def params_of(training: DistributedTrainingOperator) -> dict[str, Any]:
+    """Return what becomes `ctx.params`. Raise InvalidRequest for what is no mapping once it is rendered."""
+    asked, given = training.asked(), training.train_params or {}
+    with suppress(ValueError):
+        given = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f"train_params={given!r}: give names and plain values, such as {{'steps': 100}}, or a template "
+            "that renders to such JSON: '{{ params.training | tojson }}'."
+        )
+    return {**(asked.dependencies if asked else {}), **given}
 
 
 def threads_per_shard(shards: int, cpu_cores: object) -> int:
