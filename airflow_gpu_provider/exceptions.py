@@ -94,6 +94,12 @@ class BatchIncomplete(GpuProviderError):
     default_reason = "batch_incomplete"
 
 
+class FolderInUse(GpuProviderError):
+    """Another training writes into the same ``checkpoint_dir``: give it one of its own, or retry later."""
+
+    default_reason = "folder_in_use"
+
+
 class WorkerGroupFailed(GpuProviderError):
     """A training run ended without its result; ``failures`` gives the cause for each rank."""
 

@@ -34,6 +34,7 @@ _USUAL = {
     "QueueTimeout": "the fleet is busy; raise queue_timeout, ask for less or add nodes",
     "BrokerUnavailable": "the broker did not answer; look at the API server",
     "ArtifactIncomplete": "a model or data set is not complete yet; wait for it with an ArtifactSensor",
+    "FolderInUse": "another training writes into its checkpoint_dir; give each its own",
     "BatchIncomplete": "some products failed; the next try does only those",
 }
 #: by the reason of a training that failed, and by the cause that another exception tells

@@ -87,7 +87,10 @@ class LocalRun:
 
 
 class LocalLauncher:
-    """Starts runs on this host."""
+    """Starts runs on this host, whose processes keep the files ``keep_open`` open."""
+
+    def __init__(self, *, keep_open: tuple[int, ...] = ()) -> None:
+        self._keep_open = keep_open
 
     def check(self) -> None:
         """Raise InvalidRequest when no run can start here, since torch is not installed."""
@@ -111,6 +114,7 @@ class LocalLauncher:
             process = subprocess.Popen(
                 [sys.executable, "-m", _GUARD, str(plan.paths.plan), str(os.getpid())],
                 env=environment,
+                pass_fds=self._keep_open,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

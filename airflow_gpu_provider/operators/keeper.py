@@ -1,9 +1,10 @@
-"""The process that holds a training's lease: ``python -m airflow_gpu_provider.operators.keeper RUN_DIR``.
+"""Holds a training's lease, as ``python -m airflow_gpu_provider.operators.keeper RUN_DIR FILE``.
 
 Started by the task in a session of its own, so that the training outlives the worker; it starts the run
 through a launcher, renews the lease and gives it back with the run's report. A later try goes on with it by
 leaving orders. It ends with its lease: when that is lost, taken back, or its task is over, which the broker
-knows. SIGTERM is a person's end: the shards save. Everything below ends with it. Next: `kept_lease`.
+knows. SIGTERM is a person's end: the shards save. Everything below ends with it, and all hold the open FILE
+that guards the training's folder (`sole_writer`). Next: `kept_lease`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _POLL_S = 0.2
 class Keeper:
     """One lease and the run that works with it."""
 
-    def __init__(self, run_dir: Path, lease: KeptLease) -> None:
+    def __init__(self, run_dir: Path, lease: KeptLease, guarded: int) -> None:
+        self._launcher = LocalLauncher(keep_open=(guarded,))
         self._paths = RunPaths(run_dir)
         self._plan = RunPlan.model_validate_json(self._paths.plan.read_text())
         self._lease = lease
@@ -68,7 +70,7 @@ class Keeper:
             self._note(end=KeeperEnd.DONE)
 
     def _train(self) -> None:
-        run = LocalLauncher().start(self._plan)
+        run = self._launcher.start(self._plan)
         self._lease.works_for(run)
         try:
             self._note(guard=run.pid, guard_started=started_at(run.pid) or "")
@@ -150,7 +152,7 @@ class Keeper:
         self._is_asked_to_stop = True
 
 
-def main(run_dir: Path) -> int:
+def main(run_dir: Path, guarded: int) -> int:
     """Wait for orders; without any the task has ended before it could give them."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -158,9 +160,9 @@ def main(run_dir: Path) -> int:
     if not (text := sys.stdin.read()):
         return 1
     orders = Orders.model_validate_json(text)
-    Keeper(run_dir, KeptLease(orders.lease, orders.broker.hook())).run()
+    Keeper(run_dir, KeptLease(orders.lease, orders.broker.hook()), guarded).run()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

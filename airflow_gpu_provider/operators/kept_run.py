@@ -58,15 +58,25 @@ class KeptRun:
 
     @classmethod
     def start(
-        cls, plan: RunPlan, key: TaskKey, request: RequestBody, lease: LeaseView, hook: GpuBrokerHook
+        cls,
+        plan: RunPlan,
+        key: TaskKey,
+        request: RequestBody,
+        lease: LeaseView,
+        hook: GpuBrokerHook,
+        guarded: int,
     ) -> KeptRun:
-        """Start the keeper of a plan. Raise InvalidRequest when the run can never start here."""
+        """Start the keeper of a plan, which keeps the file ``guarded`` open.
+
+        Raise InvalidRequest when the run can never start here.
+        """
         LocalLauncher().check()
         plan.paths.create()
         write_json(plan.paths.plan, plan.model_dump_json(indent=1))
         with plan.paths.keeper_log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", _KEEPER, str(plan.run_dir)],
+                [sys.executable, "-m", _KEEPER, str(plan.run_dir), str(guarded)],
+                pass_fds=(guarded,),
                 env=program_environment(),
                 stdin=subprocess.PIPE,
                 stdout=output,

@@ -40,8 +40,10 @@ def remember_run(training: DistributedTrainingOperator, context: Context, run: K
 
 def last_run(training: DistributedTrainingOperator, context: Context) -> KeptRun | None:
     """Return the newest run that a try of this task has started on this host."""
-    attempt = _stored(training, context) or _folder(training, context).last_attempt()
-    return None if attempt is None else KeptRun.find(attempt, training.task_key(context))
+    key = training.task_key(context)
+    folder = _stored(training, context) or _folder(training, context)
+    # Other tasks may have begun newer ones in a folder that they share.
+    return next((run for each in folder.attempts() if (run := KeptRun.find(each, key)) is not None), None)
 
 
 def run_to_go_on_with(training: DistributedTrainingOperator, context: Context) -> KeptRun | None:
@@ -90,7 +92,7 @@ def _folder(training: DistributedTrainingOperator, context: Context) -> RunFolde
     return RunFolder(training_root(training.checkpoint_dir, context))
 
 
-def _stored(training: DistributedTrainingOperator, context: Context) -> Path | None:
+def _stored(training: DistributedTrainingOperator, context: Context) -> RunFolder | None:
     store = context.get("task_state_store")
     if store is None:
         return None
@@ -102,4 +104,4 @@ def _stored(training: DistributedTrainingOperator, context: Context) -> Path | N
     if not stored or not Path(str(stored)).is_dir():
         return None
     # A newer attempt may have begun whose task was killed before it could say so.
-    return RunFolder(Path(str(stored)).parent.parent).last_attempt()
+    return RunFolder(Path(str(stored)).parent.parent)

@@ -19,7 +19,6 @@ from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.launchers.choice import check_launcher
-from airflow_gpu_provider.operators.checkpoint_storage import bring_and_mirror
 from airflow_gpu_provider.operators.die_with_parent import dying_with_parent
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_passed_on, is_task_over
@@ -29,21 +28,19 @@ from airflow_gpu_provider.operators.reattachment import (
     ended_well,
     hand_over,
     last_run,
-    remember_run,
     run_to_go_on_with,
 )
 from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
-from airflow_gpu_provider.operators.renewed_meanwhile import renewed_meanwhile
+from airflow_gpu_provider.operators.run_start import start_run
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
-from airflow_gpu_provider.operators.training_plan import begin_elastic, params_of, plan_training
+from airflow_gpu_provider.operators.training_plan import begin_elastic, params_of
 from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
 from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root, tries_of
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.network_options import NetworkOptions, network_options
 from airflow_gpu_provider.training.plan import check_grow_at
-from airflow_gpu_provider.training.run_folder import RunFolder
 from airflow_gpu_provider.training.script import check_script_file
 from airflow_gpu_provider.training.slots import TrainingShape, training_shape
 from airflow_gpu_provider.training.stream_priority import check_priority
@@ -249,14 +246,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
     def _start(self, context: Context, held: HeldLease) -> KeptRun:
         self._needs = self._needs.looked_up(self, context)
-        folder = RunFolder(training_root(self.checkpoint_dir, context))
-        plan = plan_training(self, context, held, folder)
-        with renewed_meanwhile(held.view, held.hook):  # a checkpoint may take longer to come
-            bring_and_mirror(self.checkpoint_dir, plan, tries_of(context), self.log)
-        key, request = self.task_key(context), self.request_body(context)
-        run = KeptRun.start(plan, key, request, held.view, held.hook)
-        remember_run(self, context, run)
-        return run
+        return start_run(self, context, held)
 
     def _conclude(self, context: Context, run: KeptRun) -> Any:
         """Tell what a run does until it has ended; return what the class says."""

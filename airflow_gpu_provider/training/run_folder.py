@@ -40,16 +40,17 @@ class RunFolder:
                     folder.mkdir(parents=True)
                     return folder
         except OSError as error:
-            raise InvalidRequest(
-                f"checkpoint_dir={str(self.root)!r} cannot be used: {error.strerror or error}; give a folder "
-                "in which the workers may write."
-            ) from error
+            raise unusable(self.root, error) from error
         raise InvalidRequest(f"checkpoint_dir={str(self.root)!r} holds 1000 attempts; clear it.")
 
     def last_attempt(self) -> Path | None:
         """Return the folder of the newest attempt that got as far as a plan."""
+        return next(iter(self.attempts()), None)
+
+    def attempts(self) -> list[Path]:
+        """Return the folders of all that did, of whatever task, the newest first."""
         plans = sorted(self.root.glob("attempts/*/plan.json"), key=lambda plan: plan.stat().st_mtime_ns)
-        return plans[-1].parent if plans else None
+        return [plan.parent for plan in reversed(plans)]
 
     @staticmethod
     def is_over(attempt: Path, tries: str) -> bool:
@@ -68,6 +69,14 @@ class RunFolder:
         if self.checkpoints.exists():
             shutil.rmtree(previous, ignore_errors=True)
             self.checkpoints.rename(previous)
+
+
+def unusable(root: Path, error: OSError) -> InvalidRequest:
+    """Return what to say when a training's folder cannot be used."""
+    return InvalidRequest(
+        f"checkpoint_dir={str(root)!r} cannot be used: {error.strerror or error}; give a folder in which the "
+        "workers may write."
+    )
 
 
 def delivery(result: str, tries: str) -> str:
