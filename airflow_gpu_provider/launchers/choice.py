@@ -1,13 +1,12 @@
 """Which launcher a name stands for; a name that cannot be meant is refused when the DAG is read.
 
-"auto" is the worker's own host, since a lease is always of devices there. Used by `operators.training`.
+"auto" is the worker's own host, since a lease is always of devices there, and the only one that `keeper`
+starts on. Used by `operators.training`.
 """
 
 from __future__ import annotations
 
 from airflow_gpu_provider.exceptions import InvalidRequest
-from airflow_gpu_provider.launchers.base import Launcher
-from airflow_gpu_provider.launchers.local import LocalLauncher
 
 _LOCAL = ("auto", "local")
 
@@ -22,9 +21,3 @@ def check_launcher(name: str) -> str:
     if name not in _LOCAL:
         raise InvalidRequest(f"launcher={name!r}: allowed are 'auto' and 'local'.")
     return name
-
-
-def find_launcher(name: str) -> Launcher:
-    """Return the launcher of a checked name."""
-    check_launcher(name)
-    return LocalLauncher()
