@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import chain
 from typing import TypeAlias
 
 from airflow_gpu_provider.broker.layout import Kind
 from airflow_gpu_provider.broker.matching import accepts
 from airflow_gpu_provider.broker.model import Claim, ClaimId, DeviceId, Fleet, GpuRequest, Placement
+from airflow_gpu_provider.broker.node_labels import serves, taints_of
 
 Rank: TypeAlias = tuple[float, datetime, ClaimId]
 #: Sorts the suitable kinds for a claim, given how many devices of each are free; may leave some out.
@@ -37,14 +39,16 @@ def suits(request: GpuRequest, kind: Kind) -> bool:
     return accepts(request, model=kind.model, memory_mib=kind.memory_mib, tflops=kind.tflops)
 
 
-def kinds_of(fleet: Fleet) -> dict[Kind, int]:
-    """Return how many devices of each kind are offered."""
-    return {kind: len(devices) for kind, devices in _devices_by_kind(fleet).items()}
+def kinds_of(fleet: Fleet, request: GpuRequest | None = None) -> dict[Kind, int]:
+    """Return how many devices of each kind are offered, to a request on the nodes that serve it."""
+    return {kind: len(devices) for kind, devices in _devices_by_kind(fleet, request).items()}
 
 
-def _devices_by_kind(fleet: Fleet) -> dict[Kind, list[DeviceId]]:
+def _devices_by_kind(fleet: Fleet, request: GpuRequest | None = None) -> dict[Kind, list[DeviceId]]:
     found: dict[Kind, list[DeviceId]] = {}
     for node in fleet.nodes:
+        if request is not None and not serves(node, request):
+            continue
         for device in node.devices:
             if node.unavailable is None and device.unavailable is None:
                 kind = Kind(device.model, device.memory_mib, device.tflops)
@@ -57,6 +61,7 @@ class _Line:
     """Claims that need the same, the next one first."""
 
     suitable: list[Kind]
+    may: frozenset[DeviceId] | None  #: the devices of the nodes that serve it; None = all
     queue: list[tuple[Rank, Claim]] = field(default_factory=list)
 
 
@@ -69,6 +74,8 @@ class Baseline:
         self._rank = rank
         self._prefer = prefer
         self._is_passable = is_passable
+        self._fleet = fleet
+        self._is_tainted = any(taints_of(node) for node in fleet.nodes)
         by_kind = _devices_by_kind(fleet)
         self._kind_of = {device: kind for kind, devices in by_kind.items() for device in devices}
         #: the free devices, by id, so that it does not matter in which order they became free
@@ -89,7 +96,8 @@ class Baseline:
         key = (replace(claim.request, spares=0, max_runtime_s=None), claim.dag_id)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line([kind for kind in self._free if suits(claim.request, kind)])
+            suitable = [kind for kind in self._free if suits(claim.request, kind)]
+            line = self._lines[key] = _Line(suitable, self._served(claim.request))
         heappush(line.queue, (self._rank(claim), claim))
 
     def withdraw(self, claim_id: ClaimId) -> None:
@@ -111,7 +119,7 @@ class Baseline:
             _, number = heappop(order)
             line = lines[number]
             claim = line.queue[0][1]
-            devices = self._take(claim, line.suitable)
+            devices = self._take(claim, line)
             if devices is None:
                 if not self._is_passable:
                     break
@@ -129,9 +137,27 @@ class Baseline:
             self._gone.discard(heappop(line.queue)[1].id)
         return line.queue[0][0] if line.queue else None
 
-    def _take(self, claim: Claim, suitable: Sequence[Kind]) -> tuple[DeviceId, ...] | None:
-        free = {kind: len(self._free[kind]) for kind in suitable}
-        for kind in self._prefer(claim, suitable, free):
+    def _served(self, request: GpuRequest) -> frozenset[DeviceId] | None:
+        """Return the devices that labels and taints leave a request; None = all."""
+        if not request.node_labels and not self._is_tainted:
+            return None
+        return frozenset(chain.from_iterable(_devices_by_kind(self._fleet, request).values()))
+
+    def _take(self, claim: Claim, line: _Line) -> tuple[DeviceId, ...] | None:
+        may = line.may
+        free = {
+            kind: len(self._free[kind]) if may is None else len(may.intersection(self._free[kind]))
+            for kind in line.suitable
+        }
+        for kind in self._prefer(claim, line.suitable, free):
             if free[kind] >= claim.request.gpus:
-                return tuple(heappop(self._free[kind]) for _ in range(claim.request.gpus))
+                return self._first(kind, claim.request.gpus, may)
         return None
+
+    def _first(self, kind: Kind, number: int, may: frozenset[DeviceId] | None) -> tuple[DeviceId, ...]:
+        devices = self._free[kind]
+        if may is None:
+            return tuple(heappop(devices) for _ in range(number))
+        taken = nsmallest(number, may.intersection(devices))
+        self._free[kind] = sorted(set(devices).difference(taken))
+        return tuple(taken)

@@ -1,9 +1,9 @@
 """The schedulers that are compared: the broker's core, and what people use without it.
 
-The baselines are simple and meant well: they know which devices suit a claim, never grant one twice, take a
-whole gang or nothing and never mix models in it. They reckon neither with cores, host memory and hosts nor
-with shares of devices: a share gets a whole device, as a pool's slot does. The next step is
-`simulator.simulate`.
+The baselines are simple and meant well: they know which devices suit a claim by kind, labels and taints,
+never grant one twice, take a whole gang or nothing and never mix models in it. They reckon neither with
+cores, host memory and hosts nor with shares of devices: a share gets a whole device, as a pool's slot does.
+The next step is `simulator.simulate`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import lru_cache, partial
 from typing import Protocol, TypeAlias
 
 from airflow_gpu_provider.broker.engine import Engine
@@ -161,7 +162,7 @@ def pools(fleet: Fleet, tasks: Sequence[Task], _rules: Rules = _DEFAULT) -> Sche
     Each kind of task of each DAG is bound to one pool beforehand, so that the pools get equal work: whoever
     bound them knew all tasks to come, which favours the pools.
     """
-    bound = bind(tasks, kinds_of(fleet))
+    bound = bind(tasks, fleet)
 
     def only(claim: Claim, kinds: Sequence[Kind], _free: Mapping[Kind, int]) -> list[Kind]:
         kind = bound.get(_lot(claim.request, claim.dag_id))
@@ -178,12 +179,14 @@ def _lot(request: GpuRequest, dag_id: str | None) -> _Lot:
     return replace(request, spares=0, max_runtime_s=None), dag_id
 
 
-def bind(tasks: Sequence[Task], sizes: Mapping[Kind, int]) -> Mapping[_Lot, Kind]:
+def bind(tasks: Sequence[Task], fleet: Fleet) -> Mapping[_Lot, Kind]:
     """Return the pool of each lot: the largest first, each where the work per device then is least."""
     work: dict[_Lot, dict[Kind, float]] = {}
+    sizes, served = kinds_of(fleet), lru_cache(maxsize=None)(partial(kinds_of, fleet))
     for task in tasks:
-        of_lot = work.setdefault(_lot(task.request, task.dag_id), {})
-        for kind, size in sizes.items():
+        lot = _lot(task.request, task.dag_id)
+        of_lot = work.setdefault(lot, {})
+        for kind, size in served(lot[0]).items():
             if size >= task.request.gpus and suits(task.request, kind):
                 of_lot[kind] = of_lot.get(kind, 0.0) + task.request.gpus * task.runtime_on([kind.model])
     given = dict.fromkeys(sizes, 0.0)

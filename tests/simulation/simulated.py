@@ -41,7 +41,7 @@ def task(name: str, at: float, runs: float | Mapping[str, float], gpus: int = 1,
     """Return a task; what is of its request goes there."""
     of_request = {
         key: more.pop(key)
-        for key in ("models", "milli", "memory_mib", "max_runtime_s", "spares", "task_class")
+        for key in ("models", "milli", "memory_mib", "max_runtime_s", "spares", "task_class", "node_labels")
         if key in more
     }
     times: dict[str, Any] = (

@@ -8,7 +8,6 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.simulation import plot
-from airflow_gpu_provider.simulation.baseline import kinds_of
 from airflow_gpu_provider.simulation.policies import bind, chosen
 from airflow_gpu_provider.simulation.report import load_curve, report
 from tests.simulation.simulated import fleet, run, task
@@ -58,7 +57,7 @@ def test_the_load_curve_keeps_the_area() -> None:
 def test_pools_get_equal_work_for_each_device() -> None:
     on = fleet({"a": ("A100", 2), "v": ("V100", 1)})
     tasks = [task(f"{dag}{number}", 0, 100, dag_id=dag) for dag in "xyz" for number in range(4)]
-    bound = bind(tasks, kinds_of(on))
+    bound = bind(tasks, on)
     assert sorted(kind.model for kind in bound.values()) == ["A100", "A100", "V100"]
 
 

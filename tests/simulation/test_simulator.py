@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.broker.model import DeviceId, Placement
+from airflow_gpu_provider.broker.model import DeviceId, Fleet, Placement
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.simulation.policies import POLICIES, Ours
 from airflow_gpu_provider.simulation.simulator import End, Run, simulate
@@ -20,6 +20,29 @@ from tests.simulation.simulated import by_name, fleet, run, task
 
 ONE = fleet({"a": ("A100", 1)})
 TWO_MODELS = fleet({"a": ("A100", 2), "v": ("V100", 2)})
+
+
+HALLS = Fleet(
+    tuple(
+        replace(each, labels=labels)
+        for each, labels in zip(
+            fleet({"a": ("A100", 2), "b": ("A100", 2), "v": ("V100", 1)}).nodes,
+            ({"zone": "1"}, {"zone": "2"}, {"taint": "lab"}),
+            strict=True,
+        )
+    )
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_devices_of_nodes_with_the_labels_and_without_taints(policy: str) -> None:
+    hall = frozenset({"zone=2"})
+    tasks = [task(f"l{number}", 0, 100, node_labels=hall) for number in range(3)]
+    tasks += [task(f"t{number}", 0, 100) for number in range(3)]
+    result = by_name(run(policy, HALLS, tasks))
+    for name, outcome in result.items():
+        nodes = {device.split("/")[0] for device in outcome.devices}
+        assert nodes == {"b"} if name.startswith("l") else nodes <= {"a", "b"}, (name, nodes)
 
 
 def busy_tasks(seed: int, number: int = 60) -> list[Task]:
