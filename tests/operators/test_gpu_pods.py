@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ from tests.kubernetes.test_watch import client_of
 from tests.operators.training_worker import context
 
 DAGS = Path(__file__).parent / "dags"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -68,6 +72,71 @@ def test_tasks_run_pods_on_leased_gpus_and_leave_nothing_behind(
     assert broker.repository.live_leases() == []
     assert cluster.all("pods") == cluster.all("services") == []
     assert len(cluster.requests("POST /api/v1/namespaces/default/pods")) == 4
+
+
+@pytest.fixture
+def workers(
+    environment: dict[str, str], cluster: Imitation, tmp_path: Path
+) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Return what starts a try of one task in a process of its own; its pods end once `go_on` is there."""
+    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(_config(cluster, tmp_path))}}
+    more = {**environment, "AIRFLOW_CONN_PROD": json.dumps(connection), "PYTHONPATH": str(ROOT)}
+    waits = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go_on')!r}): time.sleep(0.05)"
+    command = json.dumps([sys.executable, "-c", waits])
+    started: list[subprocess.Popen[str]] = []
+
+    def start(try_number: int) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "tests.operators.pods_worker", str(try_number), command]
+        with (tmp_path / f"worker-{try_number}.log").open("w") as log:
+            started.append(
+                subprocess.Popen(
+                    words,
+                    env={**os.environ, **more},
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+            )
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.kill()
+        worker.wait()
+
+
+def _begin(worker: subprocess.Popen[str]) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+
+
+@pytest.mark.slow
+def test_the_next_try_goes_on_with_the_pods_of_a_killed_worker(
+    workers: Callable[[int], subprocess.Popen[str]], cluster: Imitation, broker: Broker, tmp_path: Path
+) -> None:
+    first, second = workers(1), workers(2)
+    for number in (1, 2):
+        loaded = tmp_path / f"worker-{number}.log"
+        cluster.wait_for(lambda: "READY" in loaded.read_text(), "it is loaded", seconds=120)  # noqa: B023
+    _begin(first)
+    running = ["Running", "Running"]
+    cluster.wait_for(
+        lambda: [pod["status"]["phase"] for pod in cluster.all("pods")] == running, "both run", seconds=60
+    )
+    first.kill()
+    lists = len(cluster.requests("GET /api/v1/namespaces/default/pods"))
+    _begin(second)
+    cluster.wait_for(
+        lambda: len(cluster.requests("GET /api/v1/namespaces/default/pods")) > lists, "it looks", seconds=60
+    )
+    (tmp_path / "go_on").touch()
+    said = json.loads(second.communicate(timeout=60)[0].splitlines()[-1])
+    assert sorted(said["result"]["nodes"].values()) == ["gpu-0", "gpu-1"], said
+    assert len(cluster.requests("POST /api/v1/namespaces/default/pods")) == 4, "two, and two that were there"
+    assert cluster.all("pods") == cluster.all("services") == []
 
 
 def test_who_waits_ends_what_an_earlier_try_left_running(
