@@ -115,7 +115,7 @@ def prepare_artifacts() -> dict[str, Any]:
     schedule=None,
     catchup=False,
     tags=["gpu", "training", "language model"],
-    default_args={"owner": "language", "retries": 1, "retry_delay": timedelta(seconds=10)},
+    default_args={"owner": "language", "retries": 3, "retry_delay": timedelta(seconds=10)},
     params=PARAMS,
     doc_md=__doc__,
     description="A small GPT-2-style model, fine-tuned in two shards on leased GPUs",

@@ -105,6 +105,11 @@ class Stack:
             self._api = AirflowApi(self.url, USER, self.home.secrets().password)
         return self._api
 
+    def program(self, name: str) -> Process | None:
+        """Return the process of one of the components or of the agent; None while it is started again."""
+        found = self.state.get("programs", {}).get(name)
+        return None if found is None else Process(**found)
+
     def broker(self, role: str) -> BrokerApi:
         """Return the broker's API as somebody of this role."""
         return BrokerApi(self.url, fleet.token(self.home, role))

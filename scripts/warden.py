@@ -218,6 +218,11 @@ class Warden:
             "failure": self._failure,
             "detached": self._plan.detached,
             "warden": asdict(me),
+            "programs": {
+                command.name: asdict(process)
+                for pid, command in self._running.items()
+                if (process := identify(pid)) is not None
+            },
             "processes": [asdict(process) for process in descendants(os.getpid())],
             "about": self._plan.about,
         }

@@ -163,9 +163,12 @@ def test_a_process_that_is_killed_after_it_worked_is_started_again(yard: Yard) -
     wait_until(lambda: len(yard.named()) == 2, "both run")
     time.sleep(1)
     before = {process.pid for process in yard.named()}
-    os.kill(min(before), signal.SIGKILL)
+    killed = yard.state()["programs"]["program-1"]["pid"]
+    os.kill(killed, signal.SIGKILL)
     wait_until(lambda: len({p.pid for p in yard.named()} - before) == 1, "it runs again")
-    assert yard.state()["failure"] is None
+    state = yard.state()
+    assert state["failure"] is None
+    assert {each["pid"] for each in state["programs"].values()} == {p.pid for p in yard.named()}
     assert warden.poll() is None
 
 

@@ -33,6 +33,10 @@ def stack(airflow_home_template: AirflowHome, tmp_path_factory: pytest.TempPathF
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "2",
             # Longer than any test: a lease that ends here did not end by its TTL.
             "AIRFLOW__GPU__LEASE_TTL_S": "300",
+            # A killed worker or triggerer is missed within seconds; a heartbeat comes every 5 s.
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10",
         },
     )
     with Stack(options) as running:
