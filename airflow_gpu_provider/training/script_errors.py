@@ -16,6 +16,13 @@ _RANK = re.compile(r"^\[rank\d+\]:\s?")
 _HEAD = "Traceback (most recent call last):"
 _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?::\s?(.*))?")
 _MESSAGE_LINES = 5
+#: what Python says of a file or module that it cannot begin, with no traceback
+_NO_MODULE = re.compile(
+    r"\S+: (?:No module named (?P<name>.*)|Error while finding module \S+ for (?P<why>.*))"
+)
+_NO_FILE = re.compile(r"\S+: can't (?:open file|find '__main__' module) .*")
+_FILE = re.compile(r'  File "[^"]*", line \d+')
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 
 
 def error_in(lines: Sequence[str]) -> ShardReport | None:
@@ -37,6 +44,31 @@ def error_in(lines: Sequence[str]) -> ShardReport | None:
     message = "\n".join([found[2] or "", *more]).strip()
     traceback = "\n".join(plain[heads[-1] : heads[-1] + 1 + start + len(more) + 1])
     return ShardReport(error_type=found[1].rpartition(".")[2], message=message, traceback=traceback[-8000:])
+
+
+def error_at_the_start(lines: Sequence[str], exit_code: int | None) -> ShardReport | None:
+    """Return why Python could not begin to run a script: the same would happen on every device.
+
+    Python tells that last and with an exit code of its own; of a file with a mistake in its syntax it shows
+    the line, but no traceback.
+    """
+    told = [line for line in lines if line.strip()]
+    if not told or exit_code not in (1, 2):
+        return None
+    if _NO_FILE.fullmatch(told[-1]):
+        return _report("FileNotFoundError", told[-1])
+    if exit_code == 2:
+        return None
+    if (found := _NO_MODULE.fullmatch(told[-1])) is not None:
+        why = f"No module named {found['name']}" if found["name"] else found["why"]
+        return _report("ModuleNotFoundError", f"{why}; it must lie on the worker's Python path")
+    head, _, message = told[-1].partition(": ")
+    at = next((line.strip() for line in reversed(told) if _FILE.fullmatch(line)), None)
+    return _report(head, f"{message} ({at})") if head in _SYNTAX_ERRORS and at else None
+
+
+def _report(error_type: str, message: str) -> ShardReport:
+    return ShardReport(error_type=error_type, message=message)
 
 
 def first_cause(failures: Sequence[ShardFailure]) -> ShardFailure:

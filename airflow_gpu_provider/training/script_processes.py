@@ -29,7 +29,7 @@ from airflow_gpu_provider.training.memory_limit import LIMIT_VARIABLE
 from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.process_state import ProcessState, read_process_state
 from airflow_gpu_provider.training.script import Script, rank_environment
-from airflow_gpu_provider.training.script_errors import error_in
+from airflow_gpu_provider.training.script_errors import error_at_the_start, error_in
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class ScriptProcesses:
         lines = _tail(self._plan.paths.log(self._uids[rank]))
         return Remains(
             exit_code=_as_signal(code),
-            report=error_in(lines) if code == 1 else None,  # Python's code after an exception
+            # 1 is Python's code after an exception
+            report=(error_in(lines) if code == 1 else None) or error_at_the_start(lines, code),
             log_tail=lines[-20:],
             kernel_oom_kills=max(0, kernel_oom_kills() - self._oom_kills_before),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from airflow_gpu_provider.training.plan import RunPlan, Slot
 from airflow_gpu_provider.training.respawns import RestartBudget
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.script import check_script_file, rank_environment, read_script
-from airflow_gpu_provider.training.script_errors import error_in
+from airflow_gpu_provider.training.script_errors import error_at_the_start, error_in
 from airflow_gpu_provider.training.script_silence import Silence
 from tests.training.running import ROOT, Running, is_alive, make_plan
 from tests.training.scripts.neighbour import STEPS, model, samples
@@ -114,6 +115,50 @@ def test_an_error_of_the_author_ends_the_run_and_is_told_before_its_consequences
     assert failure.cause is FailureCause.USER_ERROR and words in str(record.error)
     assert rank in (None, failure.rank)
     assert record.script is not None and record.script.restarts == 0
+
+
+def test_a_script_that_python_cannot_begin_is_an_error_of_the_author_at_once(
+    scripted: Callable[..., Running], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\ndef f(:\n    pass\n")
+    for name, words in (
+        ("-m nothing.here", "ModuleNotFoundError: 'nothing.here' (ModuleNotFoundError: No module named"),
+        (str(broken), "SyntaxError: invalid syntax (File "),
+    ):
+        record = scripted(name).end()
+        assert record.state is RunState.FAILED and record.hopeless, record
+        assert words in str(record.error)
+        assert record.script is not None and record.script.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "error"),
+    [
+        (["/bin/python: No module named a.b"], 1, "ModuleNotFoundError"),
+        (
+            ["/bin/python: No module named a.__main__; 'a' is a package and cannot ..."],
+            1,
+            "ModuleNotFoundError",
+        ),
+        (
+            ["/bin/python: can't open file '/a.py': [Errno 2] No such file or directory"],
+            2,
+            "FileNotFoundError",
+        ),
+        (['  File "/a.py", line 2', "    x", "IndentationError: unexpected indent"], 1, "IndentationError"),
+        (["worker: No module named a.b", "exiting"], 1, None),
+        (["usage: train.py [-h]", "train.py: error: no such option"], 2, None),
+        (["SyntaxError: in a configuration"], 1, None),
+        (["/bin/python: No module named a.b"], -9, None),
+        ([], 1, None),
+    ],
+)
+def test_what_python_says_of_a_script_that_it_cannot_begin_is_understood(
+    lines: list[str], code: int, error: str | None
+) -> None:
+    report = error_at_the_start(lines, code)
+    assert (report and report.error_type) == error
 
 
 def test_a_run_in_which_nothing_moves_any_more_hangs(scripted: Callable[..., Running]) -> None:
