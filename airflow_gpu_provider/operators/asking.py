@@ -16,9 +16,15 @@ from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.broker.model import GpuRequest, RunType
 from airflow_gpu_provider.broker.request import build_request
-from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.hooks.broker import DEFAULT_CONN_ID
 from airflow_gpu_provider.inventory.host import local_host
+from airflow_gpu_provider.operators.asking_checks import (
+    check_artifacts,
+    check_given_model,
+    check_name,
+    check_queue_timeout,
+    check_value,
+)
 from airflow_gpu_provider.operators.lateness import is_late
 from airflow_gpu_provider.operators.run_progress import completes
 from airflow_gpu_provider.wire import MOST_NAME, ClaimBody, RequestBody, TaskKey
@@ -121,11 +127,17 @@ class GpuAskingOperator(BaseOperator):
         self.require_artifacts = require_artifacts
         self.node_labels = node_labels
         self.tolerates = tolerates
+        check_queue_timeout(queue_timeout)
+        check_given_model(model)
         if not self._has_templates():
             self.build_request()
 
     def build_request(self) -> GpuRequest:
         """Return what is asked of the broker; raise InvalidRequest that says what to change."""
+        check_value(self.value)
+        check_name("team", self.team)
+        check_name("task_class", self.task_class, longest=None)  # `class_of` shortens it
+        check_artifacts(self.artifacts)
         return build_request(
             gpus=self.gpus,
             memory=self.memory,
@@ -187,13 +199,7 @@ class GpuAskingOperator(BaseOperator):
         return f"{named[: MOST_NAME - len(digest) - 1]}~{digest}"
 
     def _value(self) -> float:
-        given = self.priority_weight if self.value is None else self.value
-        try:
-            return float(given)
-        except (TypeError, ValueError):
-            raise InvalidRequest(
-                f"value={given!r} is not a number; give the task's business value, e.g. value=120."
-            ) from None
+        return check_value(self.priority_weight if self.value is None else self.value) or 0.0
 
     def _has_templates(self) -> bool:
         """Tell whether an argument is only known when the task runs."""

@@ -18,7 +18,6 @@ from airflow_gpu_provider.callbacks.redundancy import spawn_redundant_shards
 from airflow_gpu_provider.exceptions import LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.host import local_host
-from airflow_gpu_provider.launchers.choice import check_launcher
 from airflow_gpu_provider.operators.die_with_parent import dying_with_parent
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
 from airflow_gpu_provider.operators.kept_run import KeptRun, hook_for_the_end, is_passed_on, is_task_over
@@ -34,16 +33,15 @@ from airflow_gpu_provider.operators.redundancy import RedundancyNeeds, look_back
 from airflow_gpu_provider.operators.run_start import start_run
 from airflow_gpu_provider.operators.script_output import ScriptOutput
 from airflow_gpu_provider.operators.training_code import check_code, check_file_in_dag_folder, script_of
-from airflow_gpu_provider.operators.training_plan import begin_elastic, params_of
+from airflow_gpu_provider.operators.training_options import check_options
+from airflow_gpu_provider.operators.training_plan import begin_elastic
 from airflow_gpu_provider.operators.training_progress import ProgressLog
 from airflow_gpu_provider.operators.training_result import training_result
-from airflow_gpu_provider.operators.training_root import check_checkpoints, training_root, tries_of
+from airflow_gpu_provider.operators.training_root import training_root, tries_of
 from airflow_gpu_provider.task_request import TaskRequest, parse_task_request
 from airflow_gpu_provider.training.network_options import NetworkOptions, network_options
-from airflow_gpu_provider.training.plan import check_grow_at
 from airflow_gpu_provider.training.script import check_script_file
 from airflow_gpu_provider.training.slots import TrainingShape, training_shape
-from airflow_gpu_provider.training.stream_priority import check_priority
 from airflow_gpu_provider.triggers.training import TrainingTrigger
 from airflow_gpu_provider.wire import ClaimBody, LeaseView
 
@@ -147,21 +145,21 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         self.redundancy = redundancy
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_every = checkpoint_every
-        self.keep_checkpoints = check_checkpoints(checkpoint_dir, keep_checkpoints, script)
+        self.keep_checkpoints = keep_checkpoints
         self.backend = backend
         self.allow_non_finite_loss = allow_non_finite_loss
-        self.launcher = check_launcher(launcher)
+        self.launcher = launcher
         self.network = network_options(network)
         self.join_timeout = join_timeout
-        self.grow_at = check_grow_at(grow_at)
-        self.stream_priority = check_priority(stream_priority)
+        self.grow_at = grow_at
+        self.stream_priority = stream_priority
         self.seed = seed
         self._found: KeptRun | None = None
         self._following: tuple[KeptRun, LeaseView, GpuBrokerHook] | None = None
+        check_options(self)
         check_file_in_dag_folder(self)
         if not any(is_late(getattr(self, name)) for name in self.template_fields):
             script_of(self)
-            params_of(self)
             self.build_request()
 
     def build_request(self) -> GpuRequest:
@@ -181,6 +179,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
 
     def claim_body(self, context: Context) -> ClaimBody:
         """Return what this try asks, with as many spares as history and the try before call for."""
+        check_options(self)
         if (script := script_of(self)) is not None:
             check_script_file(script)
         if self._found is not None and self._found.is_alive:  # its lease is passed on for the same only

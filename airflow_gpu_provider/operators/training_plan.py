@@ -46,7 +46,7 @@ def plan_training(
         checkpoint_dir=folder.checkpoints,
         entrypoint=training.entrypoint,
         script=script_of(training),
-        params=params_of(training),
+        params=json.loads(json.dumps(params_of(training))),
         shard_count=shape.shards,
         sync_interval=shape.sync_interval,
         network=training.network,

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,34 @@ def test_a_broker_that_is_down_is_a_clear_error(
 def test_wrong_numbers_of_devices_are_refused_when_the_dag_is_read(gpus: Any) -> None:
     with pytest.raises(InvalidRequest, match="gpus"):
         GpuLeasedOperator(task_id="t", gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"queue_timeout": float("nan")}, "queue_timeout=nan: allowed are seconds of 0 or more"),
+        ({"queue_timeout": timedelta(seconds=-1)}, "allowed are seconds of 0 or more or a timedelta"),
+        ({"queue_timeout": 1e300}, "longer than time is counted"),
+        ({"value": "high"}, "value='high' is not a number"),
+        ({"value": float("inf")}, "value=inf is not a number"),
+        ({"team": "x" * 5000}, "has 5000 characters; allowed are 250"),
+        ({"team": 5}, "team=5 is no name"),
+        ({"artifacts": "relative/path"}, "neither an absolute path nor a digest"),
+        ({"artifacts": ["/data/gpt2", "gpt2"]}, "'gpt2' is neither an absolute path nor a digest"),
+        ({"model": ""}, "model='' names no GPU model: write 'A100'"),
+        ({"model": []}, "leave it out for any model"),
+    ],
+)
+def test_what_can_never_be_meant_is_refused_when_the_dag_is_read(
+    arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        GpuLeasedOperator(task_id="t", **arguments)
+
+
+def test_what_leaves_a_wish_out_or_names_it_well_is_taken() -> None:
+    GpuLeasedOperator(task_id="t", queue_timeout=0, value="120", team="", artifacts=["sha256:ab", "/m"])
+    GpuLeasedOperator(task_id="t", model="{{ params.model }}", artifacts="{{ params.artifact }}").model = ""
 
 
 def test_wrong_memory_is_refused_when_the_dag_is_read() -> None:

@@ -78,6 +78,17 @@ def test_a_training_on_a_share_has_no_spare_device() -> None:
         ({"shard_count": "4-2"}, "the least first"),
         ({"shard_count": (0, 2)}, "from 1 to 4096"),
         ({"gpus": 5, "shard_count": "2-4"}, "set gpus .* to 2"),
+        ({"backend": "mpi"}, "backend='mpi': allowed are 'nccl'"),
+        ({"allow_non_finite_loss": "maybe"}, "allowed are True and False"),
+        ({"checkpoint_every": -1}, "checkpoint_every=-1: allowed is a number of seconds, 0 or more"),
+        ({"checkpoint_every": float("nan")}, "checkpoint_every=nan"),
+        ({"join_timeout": 0}, "join_timeout=0: allowed is a number of seconds, above 0"),
+        ({"seed": "abc"}, "seed='abc': allowed is a whole number"),
+        ({"train_params": [1]}, "give names and plain values"),
+        ({"train_params": {1: 2}}, "has the key 1, which is no text"),
+        ({"train_params": {"f": object()}}, r"train_params\['f'\] is <object .*, a object: allowed are"),
+        ({"train_params": {"x": [0, float("nan")]}}, r"train_params\['x'\]\[1\] is nan, which JSON does not"),
+        ({"checkpoint_dir": "runs/one"}, "such as '/data/runs/one'"),
         ({"backend": "nccl", "shard_count": "2-4"}, "one rank per GPU"),
         ({"shared": True, "memory": "8GiB", "shard_count": "1-2"}, "whole devices"),
     ],
@@ -90,6 +101,15 @@ def test_mistakes_are_refused_when_the_dag_is_read(arguments: dict[str, Any], wo
 def test_an_entrypoint_that_names_no_function_is_refused_when_the_dag_is_read() -> None:
     with pytest.raises(InvalidRequest, match=r"package\.module:function"):
         DistributedTrainingOperator(task_id="train", entrypoint="train.py")
+
+
+def test_options_that_a_template_renders_to_are_checked_before_devices_are_asked_for() -> None:
+    rendered = {"checkpoint_dir": "runs", "train_params": "three steps"}
+    for name, value in rendered.items():
+        late = operator(checkpoint_dir="{{ var.value.runs }}", train_params="{{ params.rates }}")
+        setattr(late, name, value)
+        with pytest.raises(InvalidRequest, match=name):
+            late.claim_body({})
 
 
 def test_a_template_is_checked_when_it_is_rendered() -> None:

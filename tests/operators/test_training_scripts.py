@@ -69,7 +69,7 @@ def operator(**arguments: Any) -> DistributedTrainingOperator:
         ({"entrypoint": ENTRYPOINT, "script_args": ["--lr"]}, "train_params="),
         ({"script": "torchrun train.py"}, "name the Python file alone"),
         ({"script": "train.py", "script_args": "--lr 1"}, "write a list"),
-        ({"entrypoint": ENTRYPOINT, "launcher": "kubernetes"}, "comes with the Kubernetes part"),
+        ({"entrypoint": ENTRYPOINT, "launcher": "kubernetes"}, "does not exist yet"),
         ({"entrypoint": ENTRYPOINT, "launcher": "slurm"}, "allowed are 'auto' and 'local'"),
     ],
 )
