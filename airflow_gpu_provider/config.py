@@ -41,7 +41,11 @@ class Settings(BaseModel):
         "metadata database.",
     )
     lease_ttl_s: float = Field(
-        30.0, ge=1, le=3600, description="A lease that is not renewed for this long ends."
+        60.0,
+        ge=1,
+        le=3600,
+        description="A lease that is not renewed for this long ends; its holder renews it every sixth of it. "
+        "60: work goes on through 37 s without a broker, such as a restart of the only API server.",
     )
     collect_within_s: float = Field(
         120.0, ge=1, le=3600, description="A granted lease that its task has not collected by then ends."

@@ -29,7 +29,7 @@ from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.inventory.lease_mark import lease_mark
 from airflow_gpu_provider.operators.device_environment import environment_of, memory_limit_mib
 from airflow_gpu_provider.operators.die_with_parent import die_with_parent
-from airflow_gpu_provider.operators.lease_time import LeaseTime
+from airflow_gpu_provider.operators.lease_time import LeaseTime, renewal_pause_s
 from airflow_gpu_provider.operators.lost_now import LostNow, lose_now
 from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.operators.run_history import RunHistory, release_body
@@ -38,8 +38,6 @@ from airflow_gpu_provider.training.memory_limit import limit_torch_memory
 from airflow_gpu_provider.wire import PREEMPTED, DeviceView, LeaseView, RenewBody
 
 log = logging.getLogger(__name__)
-
-_RENEWALS_PER_TTL = 3  # two renewals may fail before the lease ends
 
 
 class HeldLease:
@@ -246,7 +244,7 @@ class HeldLease:
             asked_at = time.monotonic()
             try:
                 self._time.renewed(self._renewals.renew(self.lease_id, self._renewal()), asked_at=asked_at)
-                pause_s = ttl_s / _RENEWALS_PER_TTL
+                pause_s = renewal_pause_s(ttl_s)
             except LeaseLost as error:
                 if (again_s := self._pause_after(error)) is None:
                     return self._lose(error.message)
@@ -256,7 +254,7 @@ class HeldLease:
                     return self._lose(error.message)
                 # Whatever else it is, the lease lives until its TTL: try again, sooner.
                 log.warning("Lease %s not renewed: %s", self.lease_id, error)
-                pause_s = ttl_s / _RENEWALS_PER_TTL / 4
+                pause_s = renewal_pause_s(ttl_s) / 4
 
     def _end_in_time(self) -> None:
         """End the work before the lease ends by its TTL, though a renewal hangs meanwhile."""
@@ -271,7 +269,7 @@ class HeldLease:
         die_with_parent(signal.SIGKILL if really else 0)
 
     def _first_pause_s(self) -> float:
-        return self.view.ttl_s / _RENEWALS_PER_TTL
+        return renewal_pause_s(self.view.ttl_s)
 
     def _pause_after(self, refusal: LeaseLost) -> float | None:
         """Return after how long to renew again after a refusal; None = the lease is lost."""
@@ -290,8 +288,8 @@ class HeldLease:
         with self._ending:
             if self._ended.is_set() or self.lost.is_set():
                 return
-            log.error("Lease lost, ending the work: %s", why)
-            self._why_lost = LeaseLost(why)
+            self._why_lost = LeaseLost(f"The work ended because its lease was lost: {why}")
+            log.error("Ending the work because its lease was lost: %s", why)
             self.lost.set()
             self._interrupt()
         if not self._ended.wait(self._reaction_s()):

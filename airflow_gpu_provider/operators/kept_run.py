@@ -28,6 +28,7 @@ from airflow_gpu_provider.operators.keeper_files import (
     leave_orders,
     take_orders,
 )
+from airflow_gpu_provider.operators.lease_time import renewal_pause_s
 from airflow_gpu_provider.operators.program_environment import program_environment
 from airflow_gpu_provider.training.parenthood import living_in_group
 from airflow_gpu_provider.training.plan import RunPaths, RunPlan
@@ -161,7 +162,7 @@ class KeptRun:
         renew_at = time.monotonic()
         while self.is_alive and self.where.guard is None:
             if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + lease.ttl_s / 3
+                renew_at = time.monotonic() + renewal_pause_s(lease.ttl_s)
                 try:
                     renewals.renew(lease.lease_id, body)
                 except LeaseLost:

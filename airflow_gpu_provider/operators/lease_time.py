@@ -16,6 +16,14 @@ from airflow_gpu_provider.wire import RenewAnswer
 
 log = logging.getLogger(__name__)
 
+#: Restarts of the broker last longer than one renewal: several may fail before the lease ends.
+_RENEWALS_PER_TTL = 6
+
+
+def renewal_pause_s(ttl_s: float) -> float:
+    """Return how long a holder waits between renewals of a lease."""
+    return ttl_s / _RENEWALS_PER_TTL
+
 
 class LeaseTime:
     """The time that is left of one lease."""
@@ -38,7 +46,10 @@ class LeaseTime:
         """Return why the work ends, since no time is left."""
         if self.ending.is_set():
             return f"Lease {lease_id} had to end, and its work did not stop in time."
-        return f"Lease {lease_id} could not be renewed within its TTL of {self.ttl_s:g} s."
+        return (
+            f"Lease {lease_id} could not be renewed within its TTL of {self.ttl_s:g} s: the broker was away "
+            "or out of reach for longer than [gpu] lease_ttl_s allows for."
+        )
 
     @property
     def is_preempted(self) -> bool:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from airflow_gpu_provider.exceptions import GpuProviderError, LeaseLost
 from airflow_gpu_provider.hooks.broker import GpuBrokerHook
+from airflow_gpu_provider.operators.lease_time import renewal_pause_s
 from airflow_gpu_provider.wire import LeaseView, RenewBody
 
 log = logging.getLogger(__name__)
@@ -20,13 +21,13 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def renewed_meanwhile(lease: LeaseView, hook: GpuBrokerHook) -> Iterator[None]:
-    """Renew the lease every third of its time. Raise LeaseLost at the end when it was lost meanwhile."""
+    """Renew the lease like its holder will. Raise LeaseLost at the end when it was lost meanwhile."""
     renewals, body = hook.for_renewals(lease.ttl_s), RenewBody(secret=lease.secret, epoch=lease.epoch)
     is_over = threading.Event()
     lost: list[LeaseLost] = []
 
     def renew() -> None:
-        while not is_over.wait(lease.ttl_s / 3):
+        while not is_over.wait(renewal_pause_s(lease.ttl_s)):
             try:
                 renewals.renew(lease.lease_id, body)
             except LeaseLost as error:

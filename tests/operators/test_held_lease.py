@@ -17,6 +17,8 @@ import psutil
 import pytest
 from sqlalchemy import select
 
+from airflow_gpu_provider.config import Settings
+from airflow_gpu_provider.operators.lease_time import renewal_pause_s
 from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.store.tables import lease
@@ -138,7 +140,7 @@ def test_a_broker_that_does_not_answer_ends_the_work_before_the_lease_ends(
     monkeypatch.setattr(Broker, "renew", hang)
     output, _ = holder.communicate(timeout=30)
     assert holder.returncode == 3
-    assert "could not be renewed" in output
+    assert "The work ended because its lease was lost" in output and "could not be renewed" in output
     with quick.engine.connect() as connection:
         expires_at = connection.scalar(select(lease.c.expires_at))
     assert expires_at is not None
@@ -168,3 +170,12 @@ def test_an_orphan_of_a_killed_worker_does_not_work_on(
     parent.wait()
     gone, alive = psutil.wait_procs([child], timeout=10)
     assert (len(gone), alive) == (1, [])
+
+
+def test_work_lives_through_a_restart_of_the_only_broker() -> None:
+    outage_s, reaction_s = 37.0, 10.0
+    ttl_s = Settings().lease_ttl_s
+    pause_s = renewal_pause_s(ttl_s)
+    assert pause_s <= 10, "what a holder is told reaches it soon"
+    # The broker goes just before a renewal, and the try after it is back comes a quarter of a pause late.
+    assert pause_s + outage_s + pause_s / 4 <= ttl_s - reaction_s

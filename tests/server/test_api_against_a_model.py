@@ -36,7 +36,7 @@ from .conftest import report
 
 FLEET = {"A100": [f"GPU-n1-{i}" for i in range(4)], "V100": [f"GPU-n2-{i}" for i in range(2)]}
 MODEL_OF = {device: model for model, devices in FLEET.items() for device in devices}
-TTL_S, COLLECT_S = 30.0, 120.0
+TTL_S, COLLECT_S = 60.0, 120.0
 #: A turn that began before the broker heard of it may still give a device out.
 NOTICED = timedelta(seconds=0.5)
 OVER = {"rejected", "cancelled", "ended"}
