@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -29,10 +29,10 @@ from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.history import History
 from airflow_gpu_provider.server.lead import Lead
 from airflow_gpu_provider.server.other_reports import take_in
-from airflow_gpu_provider.server.places import WORKED_OUT
 from airflow_gpu_provider.server.preempting import kept_leases
 from airflow_gpu_provider.server.requests import sync
 from airflow_gpu_provider.server.reservations import Reservations
+from airflow_gpu_provider.server.standings import Standings
 from airflow_gpu_provider.server.stored import StoredEntries
 from airflow_gpu_provider.server.wakeup import Wakeup
 from airflow_gpu_provider.store.leadership import Leadership, StaleTerm, Term
@@ -83,6 +83,7 @@ class Leader(threading.Thread):
         self._history = history
         self._wakeup = wakeup
         self._clock = clock
+        self._standings = Standings(store)
         self._stopping = threading.Event()
         self._must_load = False
         self._fleet_version = (-1, -1)
@@ -138,6 +139,8 @@ class Leader(threading.Thread):
             if time.monotonic() >= self._next_standings:
                 self._next_standings = time.monotonic() + _STANDINGS_S
                 self._note_standings()
+            if self._standings.tell():
+                self._wakeup.ring_leader()
 
     # -- leading
     def _follow(self) -> None:
@@ -170,6 +173,7 @@ class Leader(threading.Thread):
             taken_back=kept_leases(self._repository, entries, policy.grace, now),
         )
         self._desk.node_of = {device.id: node.name for node in fleet.nodes for device in node.devices}
+        self._standings.forget()
         self._desk.open(board, engine)
         self._asks.serve()
         self._must_load = False
@@ -224,20 +228,5 @@ class Leader(threading.Thread):
             self._desk.engine.learn(self._learned())
         # The upkeep does so too, but it waits for databases: what grants must see for itself who fell silent.
         self._mirror.age(self._clock())
-        self._tell_standings(self._clock())
-
-    def _tell_standings(self, now: datetime) -> None:
-        """Work out where the next claims stand, for people and for those who wake before their turn."""
-        engine, board = self._desk.engine, self._desk.board
-        if engine is None:
-            return
-        changed = []
-        for waiting in engine.waiting(now, limit=WORKED_OUT):
-            entry = board.entries.get(waiting.claim_id)
-            if entry is None or entry.held is not None:
-                continue
-            starts = waiting.starts_in_s
-            expected_at = None if starts is None else now + timedelta(seconds=starts)
-            if entry.note(waiting, expected_at):
-                changed.append(entry)
-        self._store.note_waiting([entry.note_row() for entry in changed])
+        if self._desk.engine is not None:
+            self._standings.work_out(self._desk.engine, self._desk.board, self._clock())
