@@ -75,6 +75,8 @@ class AirflowHome:
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(
                 [_bundle(folder) for folder in self.dag_folders]
             ),
+            # a DAG file that is new shows soon, not after five minutes
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "15",
             # one device, one process: simulated devices share these cores, more threads only get in the way
             "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1"),
         }

@@ -27,6 +27,7 @@ from airflow_gpu_provider.inventory.host import local_host
 from airflow_gpu_provider.operators.asking import GpuAskingOperator, seconds_of
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.hopeless import fail_the_hopeless
+from airflow_gpu_provider.operators.waiting_log import WaitingLog
 from airflow_gpu_provider.retry_policy import GpuRetryPolicy
 from airflow_gpu_provider.triggers.lease import LeaseTrigger
 from airflow_gpu_provider.wire import ClaimState, ClaimView, wrong_fields
@@ -109,8 +110,9 @@ class GpuLeasedOperator(GpuAskingOperator):
     ) -> Any:
         # A forecast may slip: a worker slot is not held in standby for much longer than was expected.
         standby_until = _now() + timedelta(seconds=2 * self._standby_s() if standby else 0)
+        waiting = WaitingLog(self.log)
         while view.state is ClaimState.PENDING:
-            self._log_waiting(view)
+            waiting.tell(view)
             left_s = _POLL_S if deadline is None else (deadline - _now()).total_seconds()
             if left_s <= 0:
                 hook.cancel(view.claim_id)
@@ -196,16 +198,6 @@ class GpuLeasedOperator(GpuAskingOperator):
     @staticmethod
     def _standby_s() -> float:
         return conf.getfloat("gpu", "standby_s", fallback=10.0)
-
-    def _log_waiting(self, view: ClaimView) -> None:
-        start = "unknown" if view.starts_in_s is None else f"in {view.starts_in_s:.0f} s"
-        self.log.info(
-            "Claim %s waits: position %s, expected start %s; %s",
-            view.claim_id,
-            view.position or "not yet known",
-            start,
-            view.reason or "not yet looked at",
-        )
 
     def _deadline(self) -> datetime | None:
         seconds = seconds_of(self.queue_timeout)

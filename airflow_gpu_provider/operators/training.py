@@ -108,6 +108,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     redundancy: float | str = "auto"
     #: what this try has found out of how much redundancy it needs; replaced, never changed
     _needs = RedundancyNeeds()
+    #: an earlier try has told what the run did until now
+    _has_past = False
 
     def __init__(
         self,
@@ -232,6 +234,7 @@ class DistributedTrainingOperator(GpuLeasedOperator):
         run = self._found or run_to_go_on_with(self, context)
         if run is not None and run.where.lease_id == held.lease_id and run.go_on(held.view, held.hook):
             self.log.info("Going on with the training of an earlier try in %s", run.plan.run_dir)
+            self._has_past = True
         elif run is not None and ended_well(run, tries_of(context)):
             held.release("done")
             return self._conclude(context, run)
@@ -250,6 +253,8 @@ class DistributedTrainingOperator(GpuLeasedOperator):
     def _conclude(self, context: Context, run: KeptRun) -> Any:
         """Tell what a run does until it has ended; return what the class says."""
         progress = ProgressLog(run, run.paths, self.log, output=ScriptOutput.of(run.plan, self.log))
+        if self._has_past:
+            progress.skip_the_past()
         try:
             record = progress.follow()
             run.take_back_orders()

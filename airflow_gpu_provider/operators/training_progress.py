@@ -70,6 +70,23 @@ class ProgressLog:
         self._step_told: int | None = None
         self._lost: tuple[float, int, int] | None = None  #: when a loss was seen, its generation and step
 
+    def skip_the_past(self) -> None:
+        """Tell what an earlier try of the task has told as one line; from now on only what is new."""
+        record = self._run.record()
+        if record is None:
+            return
+        self._failures_told = len(record.failures)
+        self._takeovers_told = len(record.takeovers)
+        self._notes_told = record.notes_dropped + len(record.notes)
+        if record.failures or record.takeovers:
+            self._log.info(
+                "Before this try: %d loss(es) and %d takeover(s), up to generation %d; %s tells them",
+                len(record.failures),
+                len(record.takeovers),
+                record.generation,
+                self._paths.run,
+            )
+
     def follow(self) -> RunRecord | None:
         """Return the last record of the run once it has ended, None when it has not written any."""
         while True:
@@ -95,8 +112,11 @@ class ProgressLog:
             lines = "\n".join(f"    {line}" for line in self._run.shard_log_tail(failure.uid))
             self._log.warning("%s; its last lines:\n%s", failure.sentence, lines or "    (none)")
         self._failures_told = len(record.failures)
-        for takeover in record.takeovers[self._takeovers_told :]:
-            self._log.info("Takeover: %s, generation %d", takeover, record.generation)
+        for number, takeover in enumerate(record.takeovers[self._takeovers_told :], self._takeovers_told + 1):
+            # Only the newest is known to have led to the present generation.
+            is_newest = number == len(record.takeovers)
+            generation = f", generation {record.generation}" if is_newest else ""
+            self._log.info("Takeover: %s%s", takeover, generation)
         self._takeovers_told = len(record.takeovers)
         for note in record.notes[max(0, self._notes_told - record.notes_dropped) :]:
             self._log.warning("%s", note.sentence)

@@ -71,3 +71,28 @@ def test_the_log_says_who_was_lost_why_who_took_over_and_how_long_that_took(
     assert len(said) == len(expected), said
     for sentence, begins in zip(said, expected, strict=True):
         assert sentence.startswith(begins)
+
+
+def test_a_try_that_goes_on_with_a_run_tells_its_past_in_a_line_and_then_what_is_new(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    old, new = (
+        ShardFailure(uid=uid, rank=0, step=1, cause=FailureCause.KILLED, evidence="SIGKILL")
+        for uid in ("u0", "u2")
+    )
+    past: dict[str, Any] = {"failures": [old], "takeovers": ["u2 took 0", "u3 took 1"], "generation": 2}
+    now: dict[str, Any] = {
+        "failures": [old, new],
+        "takeovers": [*past["takeovers"], "u4 took 0", "u5 took 0"],
+        "generation": 4,
+    }
+    run = Told(record(50, **past), record(50, **past), record(50, RunState.STOPPED, **now))
+    with caplog.at_level(logging.INFO, "task"):
+        log = cast(Any, logging.getLogger("task"))
+        progress = ProgressLog(cast(TrainingRun, run), RunPaths(tmp_path), log)
+        progress.skip_the_past()
+        progress.follow()
+    said = "\n".join(each.getMessage() for each in caplog.records)
+    assert said.startswith("Before this try: 1 loss(es) and 2 takeover(s), up to generation 2; ")
+    assert "(u0)" not in said and "u3 took 1" not in said and "(u2) failed" in said
+    assert "Takeover: u4 took 0\n" in said and "Takeover: u5 took 0, generation 4" in said
