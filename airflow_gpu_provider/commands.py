@@ -100,8 +100,9 @@ def drain(args: argparse.Namespace) -> None:
 @command
 def undrain(args: argparse.Namespace) -> None:
     """Put a node or device back into service."""
-    done = admin_hook(args).undrain(UndrainBody(target=args.target))
-    print(f"Undrained {args.target}." if done else f"{args.target} was not drained.")
+    if not admin_hook(args).undrain(UndrainBody(target=args.target)):
+        raise SystemExit(f"{args.target} is not drained; `airflow gpu drains` shows what is.")
+    print(f"Undrained {args.target}.")
 
 
 def admin_hook(args: argparse.Namespace) -> GpuBrokerHook:

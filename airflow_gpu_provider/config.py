@@ -19,6 +19,7 @@ from airflow_gpu_provider.broker.model import WHOLE_DEVICE, CyclePolicy
 from airflow_gpu_provider.broker.preemption_policy import PreemptionPolicy
 from airflow_gpu_provider.broker.quota import Quotas
 from airflow_gpu_provider.exceptions import InvalidRequest
+from airflow_gpu_provider.option_names import refuse_unknown
 
 SECTION = "gpu"
 _SECRETS = ("token_secret", "sql_alchemy_conn")
@@ -59,6 +60,7 @@ class Settings(BaseModel):
     forget_nodes_after_s: float = Field(
         86_400.0,
         ge=60,
+        le=3660 * 86_400,
         description="A node that has not reported for this long no longer belongs to the fleet.",
     )
     impossible_for_s: float = Field(
@@ -72,6 +74,7 @@ class Settings(BaseModel):
     history_days: float = Field(
         30.0,
         gt=0,
+        le=36_600,
         description="Claims and leases that ended this long ago are deleted, and what was learned of "
         "them is, in days.",
     )
@@ -142,7 +145,7 @@ class Settings(BaseModel):
         description="How long work has to save itself when its devices are taken back for other work.",
     )
     preemption_least_runtime_s: float = Field(
-        300.0, ge=0, description="No lease is taken back before it has lasted so long."
+        300.0, ge=0, le=366 * 86_400, description="No lease is taken back before it has lasted so long."
     )
     preemption_budget: int = Field(
         3,
@@ -200,6 +203,7 @@ class Settings(BaseModel):
         from airflow.configuration import conf
 
         given = {}
+        refuse_unknown(conf.getsection(SECTION) or (), cls.model_fields)
         for name in cls.model_fields:
             value = conf.get(SECTION, name, fallback=None)
             if value not in (None, ""):

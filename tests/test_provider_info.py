@@ -99,6 +99,25 @@ def test_a_wrong_setting_is_named_and_a_secret_never_shown(monkeypatch: pytest.M
         Settings.load()
 
 
+def test_a_typo_names_the_option_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__LEASE_TTL", "45")
+    with pytest.raises(InvalidRequest, match=r"\[gpu\] has no option lease_ttl; did you mean lease_ttl_s"):
+        Settings.load()
+
+
+@pytest.mark.parametrize("name", ["HISTORY_DAYS", "FORGET_NODES_AFTER_S", "PREEMPTION_LEAST_RUNTIME_S"])
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+def test_no_length_of_time_is_without_end(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"AIRFLOW__GPU__{name}", value)
+    with pytest.raises(InvalidRequest, match=name.lower()):
+        Settings.load()
+
+
+def test_a_secret_option_may_come_from_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU__TOKEN_SECRET_CMD", "echo a secret")
+    assert Settings.load().signing_key() == "a secret"
+
+
 def test_wrong_quotas_are_refused_at_the_start_with_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU__QUOTAS", '{"vision": {"gpus": 3}}')
     with pytest.raises(InvalidRequest, match=r"\[gpu\] quotas = .*quota of team 'vision'.*devices, limit"):

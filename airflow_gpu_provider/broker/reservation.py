@@ -218,9 +218,13 @@ def conflict(new: Reservation, others: Iterable[Reservation], fleet: Fleet) -> s
         return f"device {name} is reserved by {named[name].id} until {named[name].ends_at:{_CLOCK}}"
     # Never more at once than all that overlap the new one together: safe, and easy to explain.
     able = [device for device in devices.values() if _is_model(device.model, new.model)]
+    if new.number and not able:
+        there = sorted({device.model for device in devices.values()})
+        return f"the fleet has no {new.model or 'GPU'}: it has {', '.join(there) or 'no devices yet'}"
     taken = sum(len(each.devices & {device.id for device in able}) for each in rivals)
     taken += sum(each.number for each in rivals if _may_share(each.model, new.model))
     asked = new.number or len(new.devices)
+    taken = min(taken, len(able))
     if asked > len(able) - taken:
         at_once = f" ({', '.join(sorted(each.id for each in rivals))})" if rivals else ""
         return (

@@ -206,6 +206,8 @@ def test_a_new_reservation_that_cannot_be_kept_is_refused_with_numbers() -> None
     assert conflict(reservation("night", number=4, model="A100"), others, some) is None, "itself is no rival"
     told = conflict(reservation("new", number=2, model="A100"), others, some)
     assert told is not None and told.startswith("asked 2 x A100; the fleet has 4, 3 of them may be taken")
+    unlike = conflict(reservation("new", number=1, model="H100"), others, some)
+    assert unlike is not None and unlike.startswith("the fleet has no H100: it has ")
     assert "no device x/0" in (conflict(reservation("new", devices="x/0"), others, some) or "")
     assert "v/0 is reserved by named" in (conflict(reservation("new", devices="v/0"), others, some) or "")
 

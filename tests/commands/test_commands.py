@@ -74,6 +74,8 @@ def test_a_person_drains_and_undrains(
     airflow("gpu", "undrain", "GPU-n1-0")
     assert "Undrained" in capsys.readouterr().out
     assert broker.drains.in_force() == ()
+    with pytest.raises(SystemExit, match="GPU-n1-0 is not drained"):
+        airflow("gpu", "undrain", "GPU-n1-0")
     with pytest.raises(SystemExit, match="No agent reports a node or device 'n9'"):
         airflow("gpu", "drain", "n9", "--reason", "x")
 
