@@ -20,6 +20,7 @@ from airflow_gpu_provider.exceptions import GpuProviderError
 from airflow_gpu_provider.server import agents_api, changes_api, claims_api, history_api, people_api
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.programs import Programs
+from airflow_gpu_provider.store.wrong_database import explained
 from airflow_gpu_provider.wire import API_PREFIX
 
 log = logging.getLogger(__name__)
@@ -77,11 +78,12 @@ async def _start(app: FastAPI, make_broker: Callable[[], Broker]) -> None:
         try:
             broker = await run_in_threadpool(make_broker)
             await run_in_threadpool(broker.start)
-        except GpuProviderError as error:
-            log.error("The GPU broker could not start; trying again in %g s: %s", _AGAIN_S, error)
-            await asyncio.sleep(_AGAIN_S)
-        except Exception:
-            log.exception("The GPU broker could not start; trying again in %g s", _AGAIN_S)
+        except Exception as error:
+            told = error if isinstance(error, GpuProviderError) else explained(error)
+            if told is None:
+                log.exception("The GPU broker could not start; trying again in %g s", _AGAIN_S)
+            else:
+                log.error("The GPU broker could not start; trying again in %g s: %s", _AGAIN_S, told)
             await asyncio.sleep(_AGAIN_S)
         else:
             app.state.broker = broker
