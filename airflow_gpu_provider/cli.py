@@ -54,7 +54,9 @@ _TRACE = Arg(
 _FLEET = Arg(("--fleet",), help='Run the trace on this fleet instead, e.g. "64x(8xA100-80GB)"', default=None)
 _ADD = Arg(("--add",), help="Also run on the fleet with these devices added, e.g. 16xA100", default=None)
 _POLICIES = Arg(
-    ("--policies",), help="Which to compare: ours, fifo, pools, tflops (default: ours)", default="ours"
+    ("--policies",),
+    help="Which to compare: ours, measured, fifo, pools, tflops (default: ours)",
+    default="ours",
 )
 _DAG = Arg(("--dag-id",), help="Figures of the tasks of this DAG only; all others run as well", default=None)
 _RUNTIME = Arg(

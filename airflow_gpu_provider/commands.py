@@ -85,6 +85,8 @@ def redundancy(args: argparse.Namespace) -> None:
     """Print how many redundant shards trainings get, and why."""
     hook = GpuBrokerHook(args.conn_id)
     is_all = args.task_class is None
+    if is_all and args.model is not None:
+        print(f"--model {args.model} picks nothing without --task-class: all are shown.", file=sys.stderr)
     rows = hook.redundancies() if is_all else [hook.redundancy(args.task_class, args.model)]
     print_rows(args, [redundancy_row(row) for row in rows])
 

@@ -180,6 +180,8 @@ def test_what_was_learned_of_finished_runs_is_shown(
     airflow("gpu", "redundancy", "-o", "json")
     shown = rows(capsys)
     assert [row["model"] for row in shown] == ["(all)", "(all)", "A100", "V100"]
+    airflow("gpu", "redundancy", "--model", "A100", "-o", "json")
+    assert "--model A100 picks nothing without --task-class: all are shown" in capsys.readouterr().err
     airflow("gpu", "redundancy", "--task-class", "d.fit", "--model", "NVIDIA V100-SXM2", "-o", "json")
     (row,) = rows(capsys)
     assert row == shown[-1] and "shards of d.fit on V100 failed lately" in row["reason"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider import scenes, what_if
+from airflow_gpu_provider import cli, scenes, what_if
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import CyclePolicy, Fleet
 from airflow_gpu_provider.broker.reservation import Kept, Reservation
@@ -213,3 +213,7 @@ def test_the_simulated_broker_wakes_at_the_notice_that_the_installation_set() ->
     window = Reservation("r", start, start + timedelta(hours=1), by="ann", team="vision", number=1)
     scene = Scene(Fleet(), (), reservations=(Kept(window, frozenset()),))
     assert list(scene.wakes_s(timedelta(minutes=5))) == [6900, 7200, 10_800]
+
+
+def test_the_help_names_every_policy() -> None:
+    assert all(f" {name}" in str(cli._POLICIES.kwargs["help"]) for name in policies.POLICIES)
