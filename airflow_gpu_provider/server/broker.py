@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +22,7 @@ from airflow_gpu_provider.reports import LeasedDevice, ReportAnswer, ReportBody
 from airflow_gpu_provider.server.asks import Asks
 from airflow_gpu_provider.server.auth import check_lease_secret
 from airflow_gpu_provider.server.board import Entry, taken_for, task_of
+from airflow_gpu_provider.server.clock import BrokerClock
 from airflow_gpu_provider.server.desk import Desk
 from airflow_gpu_provider.server.draft import Asked, NotLeading
 from airflow_gpu_provider.server.drains import Drains
@@ -57,11 +58,6 @@ T = TypeVar("T")
 _ASK_THE_TABLES = frozenset({NotLeading.default_reason, "unknown_claim", "unknown_lease"})
 
 
-def utc_now() -> datetime:
-    """Return the time; the only clock of the broker."""
-    return datetime.now(timezone.utc)
-
-
 class Broker:
     """One replica."""
 
@@ -70,12 +66,12 @@ class Broker:
         settings: Settings,
         *,
         task_states: TaskStates | None = None,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.settings = settings
         self.signing_key = settings.signing_key()
-        self.clock = clock
         self.engine = make_engine(settings.database_url())
+        self.clock = clock = clock or BrokerClock(follows=self.engine.dialect.name == "postgresql")
         self._sole = SoleProcess(self.engine)
         self.repository = Repository(self.engine)
         self.stored = StoredEntries(self.repository)
@@ -129,12 +125,15 @@ class Broker:
             wakeup=self.wakeup,
             clock=clock,
         )
+        if isinstance(clock, BrokerClock):
+            self.leadership.hear, clock.on_step = clock.hear, self.leader.load_again
         self.figures = Figures(self)
         self.upkeep = Upkeep(self, task_states)
 
     def start(self) -> None:
         """Load the fleet and start the leader's loop. Raise BrokerUnavailable for a second one on SQLite."""
         self._sole.take()
+        self.leadership.hear_time()
         take_in(self.mirror, self.nodes)
         self.drains.refresh()
         self.reservations.refresh()

@@ -97,6 +97,10 @@ class Leader(threading.Thread):
         if self.is_alive():
             self.join(timeout_s)
 
+    def load_again(self) -> None:
+        """Take everything from the tables before the next turn."""
+        self._must_load = True
+
     def run(self) -> None:
         """Loop until `stop`. Whatever a step raises, the next one starts from the tables."""
         try:
@@ -149,6 +153,7 @@ class Leader(threading.Thread):
 
     def _load(self, term: Term) -> None:
         """Take the board and the engine from the tables."""
+        self._must_load = False  # first: another thread may set it meanwhile
         self._store.take_events(term)  # what they tell is in the tables by now
         now = self._clock()
         take_in(self._mirror, self._nodes)
@@ -176,7 +181,6 @@ class Leader(threading.Thread):
         self._standings.forget()
         self._desk.open(board, engine)
         self._asks.serve()
-        self._must_load = False
         self._wakeup.ring_leader()
 
     def _learned(self) -> dict[str, Speeds]:

@@ -7,6 +7,8 @@ On PostgreSQL the database's clock rules, so that the replicas' clocks need not 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -47,6 +49,10 @@ def database_now(connection: Connection) -> datetime:
     return datetime.now(timezone.utc)
 
 
+def _ignore(stamp: datetime, asked_at: float, answered_at: float) -> None:
+    """Do without the time."""
+
+
 class Leadership:
     """The election row."""
 
@@ -56,6 +62,8 @@ class Leadership:
         self.ttl_s = ttl_s
         #: in how many seconds the lead of another replica ends, as of the last `acquire`; None = nobody's
         self.free_in_s: float | None = None
+        #: hears the database's time with each look, and between which two of the monotonic clock it was that
+        self.hear: Callable[[datetime, float, float], None] = _ignore
 
     def acquire(self) -> Term | None:
         """Take or keep the lead; return the term, or None while another replica leads."""
@@ -70,7 +78,7 @@ class Leadership:
 
     def _acquire(self, connection: Connection) -> Term | None:
         row = connection.execute(select(leader).where(leader.c.id == 1).with_for_update()).one_or_none()
-        now = database_now(connection)
+        now = self._now(connection)
         expires_at = now + timedelta(seconds=self.ttl_s)
         if row is None:
             connection.execute(insert(leader).values(id=1, holder=self.holder, term=1, expires_at=expires_at))
@@ -92,19 +100,36 @@ class Leadership:
             row = connection.execute(select(leader).where(leader.c.id == 1)).one_or_none()
             if row is None or row.holder == self.holder:
                 return None
-            left_s: float = (row.expires_at - database_now(connection)).total_seconds()
+            left_s: float = (row.expires_at - self._now(connection)).total_seconds()
             return left_s if left_s > 0 else None
+
+    def hear_time(self) -> None:
+        """Ask for the time alone."""
+        with self._engine.connect() as connection:
+            self._now(connection)
+
+    def _now(self, connection: Connection) -> datetime:
+        asked_at = time.monotonic()
+        stamp = database_now(connection)
+        self.hear(stamp, asked_at, time.monotonic())
+        return stamp
 
     def renew(self, term: Term) -> bool:
         """Keep the lead for another TTL; return False when another replica has taken it."""
         with writing(self._engine) as connection:
             is_mine = (leader.c.id == 1, leader.c.holder == term.holder, leader.c.term == term.number)
             # No look at the clock before: waiting for a lock takes its time.
+            asked_at = time.monotonic()
             until: object = datetime.now(timezone.utc) + timedelta(seconds=self.ttl_s)
             if connection.dialect.name == "postgresql":
                 until = func.clock_timestamp() + timedelta(seconds=self.ttl_s)
-            kept = connection.execute(update(leader).where(*is_mine).values(expires_at=until))
-            return kept.rowcount == 1
+            kept = update(leader).where(*is_mine).values(expires_at=until).returning(leader.c.expires_at)
+            expires_at = connection.scalar(kept)
+            answered_at = time.monotonic()
+        if expires_at is None:
+            return False
+        self.hear(expires_at - timedelta(seconds=self.ttl_s), asked_at, answered_at)
+        return True
 
     def resign(self, term: Term) -> None:
         """Let another replica take over at once; nothing happens when one already has."""

@@ -30,7 +30,8 @@ from hypothesis.stateful import (
 )
 
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server.broker import Broker, utc_now
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.clock import utc_now
 
 from .conftest import report
 

@@ -15,8 +15,9 @@ from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.board import Entry
-from airflow_gpu_provider.server.broker import Broker, utc_now
+from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.server.changes import Resize
+from airflow_gpu_provider.server.clock import utc_now
 from airflow_gpu_provider.server.requests import Collect, Request, Submit
 from airflow_gpu_provider.store.asks import AskStore
 from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey

@@ -113,10 +113,12 @@ def test_a_broker_that_starts_again_still_knows(broker: Broker, tasks: httpx.Cli
     until_counted(tasks)
     again = Broker(broker.settings)
     try:
+        again.leadership.hear_time()
         again.history.refresh()
         (known,) = again.history.speeds().values()
         assert known.by_model == pytest.approx(broker.history.speeds()["d.render"].by_model)
         quiet = Broker(broker.settings.model_copy(update={"measured_throughput": False}))
+        quiet.leadership.hear_time()
         quiet.history.refresh()
         assert quiet.history.speeds() == {}
         assert list(quiet.history.measured()), "they can be looked at all the same"
@@ -141,6 +143,7 @@ def test_a_model_that_people_made_known_is_rated_everywhere(settings: Settings) 
     own = '{"Q1": {"memory": "40GiB", "rating": 70}, "V100": {"rating": 50}}'
     broker = Broker(settings.model_copy(update={"flavors": own}))
     try:
+        broker.leadership.hear_time()
         unknown = report("n1").devices[0].model_copy(update={"model": "Q1", "tflops": 0.0})
         nodes = (report("n1").model_copy(update={"devices": (unknown,)}), report("n2", model="V100", gpus=1))
         broker.mirror.fold(nodes, broker.clock())

@@ -7,7 +7,7 @@ import pytest
 
 from airflow_gpu_provider.exceptions import InvalidRequest
 from airflow_gpu_provider.server.board import Entry
-from airflow_gpu_provider.server.broker import utc_now
+from airflow_gpu_provider.server.clock import utc_now
 from airflow_gpu_provider.server.crowd import Crowd
 from airflow_gpu_provider.server.outbox import Expected, Outbox
 

@@ -13,7 +13,8 @@ import pytest
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server.broker import Broker, utc_now
+from airflow_gpu_provider.server.broker import Broker
+from airflow_gpu_provider.server.clock import utc_now
 
 from .conftest import report, until_leading
 from .test_claims_over_http import ask, release, submit

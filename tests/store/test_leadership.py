@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 from sqlalchemy import Engine
 
-from airflow_gpu_provider.store.leadership import Leadership
+from airflow_gpu_provider.store.leadership import Leadership, database_now
 
 
 def test_one_of_many_replicas_leads(engine: Engine) -> None:
@@ -67,3 +68,21 @@ def test_who_does_not_lead_knows_how_long_the_other_still_does(engine: Engine) -
     other = Leadership(engine, "b", ttl_s=60)
     assert other.acquire() is None
     assert other.free_in_s is not None and 0 < other.free_in_s <= 60
+
+
+def test_whoever_looks_at_the_election_hears_the_time_of_the_database(engine: Engine) -> None:
+    first, other = Leadership(engine, "a", ttl_s=60), Leadership(engine, "b", ttl_s=60)
+    heard: list[datetime] = []
+
+    def hear(stamp: datetime, asked_at: float, answered_at: float) -> None:
+        assert answered_at >= asked_at
+        heard.append(stamp)
+
+    first.hear = other.hear = hear
+    term = first.acquire()
+    assert term is not None and len(heard) == 1
+    assert other.acquire() is None and len(heard) == 2
+    assert first.renew(term) and len(heard) == 3
+    with engine.connect() as connection:
+        heard.append(database_now(connection))
+    assert heard == sorted(heard), "the time, not when the lead ends"
