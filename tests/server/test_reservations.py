@@ -105,7 +105,7 @@ def test_a_reservation_that_cannot_be_kept_says_why_and_what_to_change(client: C
     )
     assert f"({first}): lower the number or choose another time" in told(number=2)
     assert "the fleet has no device GPU-x: take names from the list of devices" in told(devices=["GPU-x"])
-    assert "asked 1 x H100; the fleet has 0" in told(number=1, model="H100")
+    assert "the fleet has no H100: it has A100" in told(number=1, model="H100")
     assert "name devices, or give a number" in told()
     assert "is for nobody" in told(number=1, team=None)
     assert "which is past" in told(number=1, start_s=-8000)
