@@ -14,7 +14,8 @@ from airflow_gpu_provider.store.nodes import StoredNode
 
 #: What a placement depends on, of a device. One call for all: it is compared eight thousand times a second.
 _OF_DEVICE = attrgetter(
-    "id", "model", "memory_mib", "tflops", "nvlink", "numa", "suspect", "foreign_pids", "simulated"
+    *("id", "model", "memory_mib", "tflops", "nvlink", "numa"),
+    *("suspect", "foreign_pids", "unavailable", "simulated"),
 )
 
 

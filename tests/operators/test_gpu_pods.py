@@ -148,12 +148,12 @@ def test_who_waits_ends_what_an_earlier_try_left_running(
     own, other = (task_label("d", run, "train", -1) for run in ("run", "another run"))
     cluster.create(*(pod(name, labels={TASK_LABEL: label}) for name, label in (("own", own), ("not", other))))
     monkeypatch.setattr(GpuLeasedOperator, "_proceed", lambda *_, **__: "waits")
-    view = ClaimView(claim_id="c", key=task.task_key(context("run", 2)), state="pending")
-    assert task._proceed(context("run", 2), None, view, None) == "waits"
+    view = ClaimView(claim_id="c", key=task.task_key(context("run", 2, 2)), state="pending")
+    assert task._proceed(context("run", 2, 2), None, view, None) == "waits"
     cluster.wait_for(lambda: cluster.pod("own") is None, "its own pod is gone")
     assert cluster.pod("not") is not None
     cluster.stop_listening()  # nor is it a reason to fail when the cluster does not answer
-    assert task._proceed(context("run", 2), None, view, None) == "waits"
+    assert task._proceed(context("run", 2, 2), None, view, None) == "waits"
 
 
 def test_what_pods_cannot_have_is_refused_when_the_dag_is_read() -> None:

@@ -100,7 +100,7 @@ def test_a_run_is_killed_with_its_lease_although_the_keeper_waits_for_an_answer(
         [sys.executable, "-c", BLOCKED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, f"the keeper killed itself and left the run: {ended.stderr}"
-    assert ended.stdout.splitlines()[-1] == "revoked"
+    assert ended.stdout.splitlines()[-1] == "The work ended because its lease was lost: revoked"
 
 
 def test_orders_that_come_as_the_run_ends_say_in_which_epoch_the_lease_is_given_back(

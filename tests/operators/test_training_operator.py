@@ -193,6 +193,7 @@ def simulated_fleet(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("simulated_fleet")
+@pytest.mark.slow
 def test_the_example_fine_tunes_its_model_on_leased_devices(
     dag_test: Callable[..., Any], environment: dict[str, str], broker: Broker, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def workers(states: dict[str, str], environment: dict[str, str], tmp_path: Path)
     started.close()
 
 
+@pytest.mark.slow
 def test_a_retry_goes_on_with_the_run_whose_worker_was_killed(
     workers: Workers, states: dict[str, str], broker: Broker, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_run_whose_task_is_over_saves_and_gives_its_devices_back(
     assert workers.where().end is KeeperEnd.LOST
 
 
+@pytest.mark.slow
 def test_a_persons_end_stops_the_run_and_a_workers_end_does_not(
     workers: Workers, states: dict[str, str], broker: Broker
 ) -> None:

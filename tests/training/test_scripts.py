@@ -227,7 +227,7 @@ def test_a_relative_path_starts_at_the_folder_of_the_dag() -> None:
     check_script_file(script)
     assert read_script("-m my.train", (), dag_folder=SCRIPTS).command == ("-m", "my.train")
     with pytest.raises(
-        InvalidRequest, match=r"no file .*trian\.py; .* has neighbour\.py, plain\.py, train\.py"
+        InvalidRequest, match=r"no file .*trian\.py; .* has limited\.py, neighbour\.py, plain\.py, train\.py"
     ):
         check_script_file(read_script("trian.py", (), dag_folder=SCRIPTS))
 
