@@ -91,7 +91,7 @@ def run(clients: Mapping[str, ApiClient], options: argparse.Namespace) -> int:
             probes.append(probe)
         leftovers = None
         if options.end_leftovers:
-            leftovers = PodLeftovers({probe.mirror: ender(clients[probe.name]) for probe in probes})
+            leftovers = PodLeftovers({p.name: (p.mirror, ender(clients[p.name])) for p in probes})
         agent = Agent(ClusterProbes(probes), SparingReports(report), leftovers=leftovers)
         if not options.once:
             agent.run(StopSignal().wait)

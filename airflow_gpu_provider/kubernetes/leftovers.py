@@ -8,23 +8,24 @@ while it is silent nobody is condemned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.inventory.leftovers import Leftovers
 from airflow_gpu_provider.inventory.probe import NO_LEASES, Leases
 from airflow_gpu_provider.kubernetes.mirror import ClusterMirror
-from airflow_gpu_provider.kubernetes.names import LEASE_LABEL
+from airflow_gpu_provider.kubernetes.names import LEASE_LABEL, node_name
 from airflow_gpu_provider.reports import NodeReport
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 #: As long as a lease lives without being renewed, so that the next try has the time to take over its pods.
-GRACE_S = 30.0
+GRACE_S = 60.0
 #: from SIGTERM to SIGKILL
 _STOP_S = 10
 _AGAIN_S = 60.0
+_PATIENCE_S = (5, 30)  #: to connect, and to wait for the answer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ End = Callable[[str, str], None]
 class PodLeftovers(Leftovers):
     """Watches which pods of clusters are without a live lease."""
 
-    def __init__(self, clusters: dict[ClusterMirror, End], *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, clusters: Mapping[str, tuple[ClusterMirror, End]], *, grace_s: float = GRACE_S
+    ) -> None:
+        """Watch these, by name."""
         super().__init__()
         self._clusters = clusters
         self._grace_s = grace_s
@@ -52,11 +56,13 @@ class PodLeftovers(Leftovers):
         """Return the reports as they are; end what is left over on the way."""
         if self._answered_at is None:
             return nodes
+        # What was not reported was not answered for: a lease on it may live although nobody named it.
+        reported = {node.name for node in nodes}
         found = {
             (pod.lease, pod.name[0]): end
-            for mirror, end in self._clusters.items()
+            for name, (mirror, end) in self._clusters.items()
             for pod in mirror.leased_pods()
-            if pod.lease and pod.lease not in self._live
+            if pod.lease and pod.lease not in self._live and node_name(name, pod.node) in reported
         }
         self._since = {key: self._since.get(key, self._answered_at) for key in found}
         for key, since in list(self._since.items()):
@@ -81,7 +87,12 @@ def ender(client: ApiClient) -> End:
 
     def end(lease: str, namespace: str) -> None:
         label = f"{LEASE_LABEL}={lease}"
-        core.delete_collection_namespaced_pod(namespace, label_selector=label, grace_period_seconds=_STOP_S)
-        core.delete_collection_namespaced_service(namespace, label_selector=label)
+        # Bounded: the agent reports nothing while it waits.
+        core.delete_collection_namespaced_pod(
+            namespace, label_selector=label, grace_period_seconds=_STOP_S, _request_timeout=_PATIENCE_S
+        )
+        core.delete_collection_namespaced_service(
+            namespace, label_selector=label, _request_timeout=_PATIENCE_S
+        )
 
     return end

@@ -31,10 +31,13 @@ class FittingLease(Protocol):
 def fit(lease: FittingLease, question: Question) -> Answer:
     """Let the lease have what is idle, and tell what others want of it."""
     host = lease.devices[0].host
-    wanted_back = lease.fit(*question.bounds)
-    if strangers := [device for device in lease.devices if device.host != host]:
-        lease.give_back(strangers)
-        wanted_back = 0  # of others than those that are left; asked again soon
+    try:
+        wanted_back = lease.fit(*question.bounds)
+        if strangers := [device for device in lease.devices if device.host != host]:
+            lease.give_back(strangers)
+            wanted_back = 0  # of others than those that are left; asked again soon
+    except NotResized as refused:  # it is being taken back
+        return Answer(number=question.number, outcome=Outcome.REFUSED, sentence=refused.message)
     return Answer(
         number=question.number,
         outcome=Outcome.IN_PLACE,

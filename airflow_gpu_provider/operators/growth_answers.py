@@ -22,7 +22,7 @@ from airflow_gpu_provider.training.growth_words import (
     Question,
     Verb,
 )
-from airflow_gpu_provider.wire import DeviceView
+from airflow_gpu_provider.wire import PASSED_ON, DeviceView
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,16 @@ class GrowthAnswers:
         self._offer: OfferedMove | None = None
 
     def look(self) -> None:
-        """Answer the question that waits, if one does; without a broker it goes on waiting."""
+        """Answer the question that waits; without a broker it goes on waiting. Raise LeaseLost."""
         question = self._files.question()
         if question is None:
             return
         try:
             answer = self._answer(question)
-        except LeaseLost:
-            raise
+        except LeaseLost as lost:
+            if lost.reason != PASSED_ON:
+                raise
+            return  # a later try of the task has it, and brings the orders to go on with it
         except GpuProviderError as error:
             log.warning("The run asks for %s, and the broker does not answer: %s", question.verb.value, error)
             return

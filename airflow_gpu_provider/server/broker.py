@@ -133,11 +133,16 @@ class Broker:
     def start(self) -> None:
         """Load the fleet and start the leader's loop. Raise BrokerUnavailable for a second one on SQLite."""
         self._sole.take()
-        self.leadership.hear_time()
-        take_in(self.mirror, self.nodes)
-        self.drains.refresh()
-        self.reservations.refresh()
-        self.history.start()
+        try:
+            self.leadership.hear_time()
+            take_in(self.mirror, self.nodes)
+            self.drains.refresh()
+            self.reservations.refresh()
+            self.history.start()
+        except BaseException:  # who tries again takes the mark and the connections anew
+            self.engine.dispose()
+            self._sole.give_up()
+            raise
         self.leader.start()
         self.upkeep.start()
 

@@ -134,7 +134,8 @@ def _fit(request: Resize, entry: Entry, held: HeldDevices, desk: Desk, draft: Dr
     found = desk.engine.resizing.fit(LeaseId(held.lease_id), request.wish, draft.turn.now)
     if found is None:
         raise _refusal(None, held)
-    if found.resized.lease.devices != before.devices:
+    fitted = found.resized.lease
+    if (fitted.devices, fitted.request) != (before.devices, before.request):
         _become(found.resized, entry, held, desk, draft)
     if found.wanted_back != held.wanted_back:
         draft.then.append(lambda: desk.board.change(entry, wanted_back=found.wanted_back))

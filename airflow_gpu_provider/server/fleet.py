@@ -85,7 +85,8 @@ class FleetMirror:
                 if known is None:
                     news.append(each.name)
                 elif known.stored.reported_at < each.reported_at:
-                    if known.stored.change == each.change:
+                    # 0 = written by a replica before migration 0014: what it tells is always news
+                    if each.change and known.stored.change == each.change:
                         taken = self._take(replace(known.stored, reported_at=each.reported_at))
                         taken.saved_at = each.reported_at
                     else:

@@ -6,10 +6,14 @@ from airflow_gpu_provider.kubernetes.leftovers import PodLeftovers, ender
 from airflow_gpu_provider.kubernetes.mirror import ClusterMirror
 from airflow_gpu_provider.kubernetes.names import LEASE_LABEL
 from airflow_gpu_provider.kubernetes.pods import PodUse, pod_use
+from airflow_gpu_provider.reports import NodeReport
 from tests.kubernetes.builders import gpu_node, pod
 from tests.kubernetes.imitation import Imitation
 
 LIVE = {"slot": frozenset({"live"})}
+REPORTED = (
+    NodeReport(name="prod/gpu-0", host="prod/gpu-0", cpu_cores=8, memory_mib=1024, devices=(), labels={}),
+)
 
 
 class Watched:
@@ -20,17 +24,19 @@ class Watched:
         for number, lease in enumerate(leases):
             self.mirror.put_pod(use(number, lease), ("ns", str(number)))
         self.ended: list[str] = []
-        self.leftovers = PodLeftovers({self.mirror: self._end}, grace_s=grace_s)
+        self.leftovers = PodLeftovers({"prod": (self.mirror, self._end)}, grace_s=grace_s)
 
     def _end(self, lease: str, namespace: str) -> None:
         self.ended.append(f"{namespace}/{lease}")
 
-    def at(self, *seconds: float, answered: bool = True) -> list[str]:
+    def at(
+        self, *seconds: float, answered: bool = True, nodes: tuple[NodeReport, ...] = REPORTED
+    ) -> list[str]:
         for now in seconds:
-            self.leftovers.strike_out_holders((), now)
+            self.leftovers.strike_out_holders(nodes, now)
             if answered:
-                self.leftovers.learn(LIVE, now)
-        self.leftovers.strike_out_holders((), seconds[-1])
+                self.leftovers.learn(LIVE if nodes else {}, now)
+        self.leftovers.strike_out_holders(nodes, seconds[-1])
         return self.ended
 
 
@@ -56,11 +62,18 @@ def test_nobody_is_condemned_while_the_broker_is_silent() -> None:
     assert watched.at(1010, 5000, answered=False) == []
 
 
+def test_nobody_is_condemned_while_his_node_is_not_reported() -> None:
+    watched = Watched("live")
+    assert watched.at(0) == []
+    assert watched.at(10, 1000, nodes=()) == [], "the broker answers for the nodes of a report only"
+    assert watched.at(1001, 1020) == []
+
+
 def test_a_pod_whose_lease_is_known_late_is_let_alone() -> None:
     watched = Watched("late")
     assert watched.at(0, 20) == []
     watched.leftovers.learn({"slot": frozenset({"late"})}, 25)
-    watched.leftovers.strike_out_holders((), 25)
+    watched.leftovers.strike_out_holders(REPORTED, 25)
     assert watched.at(40, 60) == [], "its time begins anew"
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from airflow_gpu_provider.broker.engine import Engine
 from airflow_gpu_provider.broker.model import Decisions, LeaseId
+from airflow_gpu_provider.config import Settings
 from airflow_gpu_provider.exceptions import BrokerUnavailable, InvalidRequest, LeaseLost
 from airflow_gpu_provider.reports import ReportBody
 from airflow_gpu_provider.server.broker import Broker
@@ -25,7 +27,7 @@ from airflow_gpu_provider.store.tables import lease
 from airflow_gpu_provider.store.turns import Overtaken
 from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
 
-from .conftest import ask, look, report
+from .conftest import SECRET, ask, look, report
 
 Client = Callable[..., httpx.Client]
 
@@ -45,6 +47,15 @@ def fail_writes(broker: Broker, monkeypatch: pytest.MonkeyPatch, *errors: Except
         write(*args)
 
     monkeypatch.setattr(broker.store, "write", failing)
+
+
+def test_a_broker_that_could_not_start_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/gpu.db"
+    settings = Settings(token_secret=SECRET, sql_alchemy_conn=url)
+    tries = [Broker(settings) for _ in range(2)]
+    for each in tries:
+        with pytest.raises(OperationalError, match="no such table"):
+            each.start()
 
 
 def test_a_refused_request_in_an_overtaken_turn_does_not_end_the_leader(

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, update
 
 from airflow_gpu_provider.reports import NodeReport
 from airflow_gpu_provider.server.fleet import FleetMirror
 from airflow_gpu_provider.server.other_reports import take_in
 from airflow_gpu_provider.store.engine import make_engine
 from airflow_gpu_provider.store.nodes import NodeStore
+from airflow_gpu_provider.store.tables import node
 
 from .conftest import report
 
@@ -78,6 +79,15 @@ def test_a_report_of_another_replica_is_read_when_it_changed_and_else_its_node_i
     one.hear(after(20), report("b", suspect="XID 79"))
     assert other.look() == ["b"] and other.suspects()["b"] == "XID 79"
     assert other.look() == []
+
+
+def test_what_a_replica_writes_that_knows_no_numbers_yet_is_always_read(engine: Engine) -> None:
+    old, new = Replica(engine, "old"), Replica(engine, "new")
+    for second, suspect in ((0, None), (4, "XID 79")):
+        old.hear(after(second), report("a", suspect=suspect))
+        with engine.begin() as connection:
+            connection.execute(update(node).values(change=0))
+        assert new.look() == ["a"] and new.suspects()["a"] == suspect
 
 
 def test_a_report_is_read_whose_replica_has_a_clock_far_behind(engine: Engine) -> None:

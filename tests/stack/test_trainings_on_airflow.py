@@ -93,7 +93,9 @@ def test_a_retry_goes_on_with_the_training_of_a_worker_that_was_stopped(
     assert (result["steps"], training.attempts) == (100, ["try-1"])
 
 
-@pytest.mark.parametrize("dag_id", ["training_followed", "training_deferred"])
+@pytest.mark.parametrize(
+    "dag_id", [pytest.param("training_followed", marks=pytest.mark.slow), "training_deferred"]
+)
 def test_marking_a_training_failed_saves_it_and_gives_its_devices_back(
     dag_id: str, start: Callable[..., TrainingTask], held: dict[str, Any]
 ) -> None:

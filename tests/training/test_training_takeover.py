@@ -179,7 +179,7 @@ def test_more_shards_are_lost_than_there_are_respawns_as_long_as_training_gets_o
     assert weights(record) == expected_weights(10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_without_the_process_that_forks_shards_they_are_started_cold(
     training: Callable[..., Running], number: int
 ) -> None:

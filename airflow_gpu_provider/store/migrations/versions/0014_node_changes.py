@@ -17,12 +17,12 @@ _CHANGES = sa.Sequence("gpu_node_change")
 def upgrade() -> None:
     """Add the number; SQLite has no sequences, and no second replica either."""
     op.add_column("gpu_node", sa.Column("change", sa.BigInteger, nullable=False, server_default="0"))
-    if op.get_bind().dialect.supports_sequences:
+    if op.get_context().dialect.supports_sequences:
         op.execute(CreateSequence(_CHANGES))
 
 
 def downgrade() -> None:
     """Remove it, in place."""
-    if op.get_bind().dialect.supports_sequences:
+    if op.get_context().dialect.supports_sequences:
         op.execute(DropSequence(_CHANGES))
     op.drop_column("gpu_node", "change")
