@@ -21,6 +21,7 @@ from airflow_gpu_provider.operators.keeper_files import (
     Whereabouts,
     leave_orders,
 )
+from airflow_gpu_provider.training.plan import RunPlan
 from airflow_gpu_provider.training.run_file import write_json
 from airflow_gpu_provider.wire import LeaseView, RequestBody, TaskKey
 from tests.training.running import ROOT, make_plan
@@ -43,13 +44,19 @@ def whereabouts(**changes: Any) -> Whereabouts:
     return Whereabouts(**{**here, "request": RequestBody(gpus=1), **changes})
 
 
-def test_a_full_disk_ends_no_run_and_what_was_to_be_told_is_told_once_it_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = make_plan(tmp_path)
+def kept_plan(folder: Path) -> RunPlan:
+    """Return a plan that lies where its keeper looks for it, with the word of where that keeper is."""
+    plan = make_plan(folder)
     plan.paths.create()
     write_json(plan.paths.plan, plan.model_dump_json())
     whereabouts().write(plan.paths.keeper)
+    return plan
+
+
+def test_a_full_disk_ends_no_run_and_what_was_to_be_told_is_told_once_it_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = kept_plan(tmp_path)
     lease: Any = None
     keeper = Keeper(plan.run_dir, lease, 0)
 
@@ -106,10 +113,7 @@ def test_a_run_is_killed_with_its_lease_although_the_keeper_waits_for_an_answer(
 def test_orders_that_come_as_the_run_ends_say_in_which_epoch_the_lease_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan(tmp_path)
-    plan.paths.create()
-    write_json(plan.paths.plan, plan.model_dump_json())
-    whereabouts().write(plan.paths.keeper)
+    plan = kept_plan(tmp_path)
     later = LeaseView(**VIEW, epoch=2)
     address = BrokerAddress(conn_id="c", host="h", schema_=None, port=None, password="p")
 

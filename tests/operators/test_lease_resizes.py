@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,22 +14,11 @@ from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.held_lease import HeldLease
 from airflow_gpu_provider.operators.offered_move import OfferedMove
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
-from tests.server.conftest import SECRET, report
+from tests.server.conftest import report
 
 SEES = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-
-
-@pytest.fixture
-def hook(base_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuBrokerHook]:
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    connection = {"conn_type": "gpu", "host": base_url, "password": token}
-    monkeypatch.setenv("AIRFLOW_CONN_GPU_DEFAULT", json.dumps(connection))
-    hook = GpuBrokerHook()
-    yield hook
-    hook.close()
 
 
 @pytest.fixture

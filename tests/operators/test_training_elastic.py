@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -17,27 +16,16 @@ from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.growth_answers import GrowthAnswers
 from airflow_gpu_provider.operators.kept_lease import KeptLease
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.elastic import assign_elastic
 from airflow_gpu_provider.training.run_file import RunState
 from airflow_gpu_provider.training.shard_range import ShardRange
 from airflow_gpu_provider.wire import ClaimBody, ClaimState, ReleaseBody, RequestBody, TaskKey
-from tests.server.conftest import SECRET, report
+from tests.server.conftest import report
 from tests.training.running import GIVE_UP_S, make_plan, start
 
 RANGE = ShardRange(2, 4)
 STEPS = 300
-
-
-@pytest.fixture
-def hook(base_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuBrokerHook]:
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    connection = {"conn_type": "gpu", "host": base_url, "password": token}
-    monkeypatch.setenv("AIRFLOW_CONN_GPU_DEFAULT", json.dumps(connection))
-    hook = GpuBrokerHook()
-    yield hook
-    hook.close()
 
 
 class Elastic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,26 +14,15 @@ from airflow_gpu_provider.hooks.broker import GpuBrokerHook
 from airflow_gpu_provider.operators.growth_answers import GrowthAnswers
 from airflow_gpu_provider.operators.kept_lease import KeptLease
 from airflow_gpu_provider.reports import ReportBody
-from airflow_gpu_provider.server.auth import mint_token
 from airflow_gpu_provider.server.broker import Broker
 from airflow_gpu_provider.training.failures import FailureCause
 from airflow_gpu_provider.training.measurements import read_telemetry
 from airflow_gpu_provider.training.run_file import RunRecord, RunState
 from airflow_gpu_provider.training.slots import assign_slots
 from airflow_gpu_provider.wire import ClaimBody, RequestBody, TaskKey
-from tests.server.conftest import SECRET, report
+from tests.server.conftest import report
 from tests.training.oracle import expected_weights
 from tests.training.running import Running, make_plan, start
-
-
-@pytest.fixture
-def hook(base_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuBrokerHook]:
-    token = mint_token(SECRET, role="task", subject="test", ttl_s=600)
-    connection = {"conn_type": "gpu", "host": base_url, "password": token}
-    monkeypatch.setenv("AIRFLOW_CONN_GPU_DEFAULT", json.dumps(connection))
-    hook = GpuBrokerHook()
-    yield hook
-    hook.close()
 
 
 @dataclass
